@@ -1,0 +1,206 @@
+"""What a user configures. Checked once, where it is made; an error names the field, the value and the cure.
+
+Names follow Ray Train where it has one, so that its users change an import. Seconds end in ``_s``, bytes in ``_bytes``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+
+from elastic.errors import ConfigError
+from elastic.mesh import check_template, largest
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_DURATION = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|steps?)?")
+_UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+IntervalPolicy = Literal["auto", "young", "daly"]
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            inner = first.get("ctx", {}).get("error")
+            if isinstance(inner, ConfigError):
+                raise ConfigError(inner.field, inner.value, inner.cure) from None
+            field = ".".join(str(part) for part in first["loc"]) or type(self).__name__
+            if first["type"] == "extra_forbidden":
+                known = ", ".join(type(self).model_fields)
+                cure = f"{type(self).__name__} has no such field; it has {known}"
+            else:
+                cure = first["msg"][:1].lower() + first["msg"][1:]
+            raise ConfigError(field, first.get("input"), cure) from None
+
+
+class _Invalid(ValueError, ConfigError):
+    """A ConfigError that pydantic carries out of a validator."""
+
+    def __init__(self, field: str, value: object, cure: str) -> None:
+        ConfigError.__init__(self, field, value, cure)
+
+    def __str__(self) -> str:
+        return ConfigError.__str__(self)
+
+
+def _positive(field: str, value: float, *, or_zero: bool = False) -> float:
+    if not (value > 0 or (or_zero and value == 0)) or value == float("inf"):
+        raise _Invalid(field, value, f"use a finite number {'of at least 0' if or_zero else 'above 0'}")
+    return value
+
+
+class ScalingConfig(_Config):
+    """How many ranks, on what, in which mesh. ``num_workers`` is a number, or (min, max) for an elastic run."""
+
+    num_workers: int | tuple[int, int] = 1
+    resources_per_worker: Mapping[str, float] | None = None
+    """Ray resources of one rank; ``{"CPU": 1}``, or with ``use_gpu`` also ``{"GPU": 1}``."""
+    use_gpu: bool = False
+    mesh: Mapping[str, int] = {"dp": -1}
+    """Axis sizes, outermost first; -1 takes what the world size leaves."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ScalingConfig:
+        low, high = self.min_workers, self.max_workers
+        if low < 1:
+            raise _Invalid("num_workers", self.num_workers, "at least one worker is needed")
+        if low > high:
+            raise _Invalid("num_workers", self.num_workers, f"the minimum {low} is above the maximum {high}; swap them")
+        try:
+            check_template(self.mesh)
+        except ConfigError as error:
+            raise _Invalid(error.field, error.value, error.cure) from None
+        if largest(self.mesh, low, high) is None:
+            raise _Invalid(
+                "mesh",
+                dict(self.mesh),
+                f"no world size from {low} to {high} can hold it; change num_workers or leave one axis at -1",
+            )
+        for name, amount in self.resources.items():
+            _positive(f"resources_per_worker[{name!r}]", amount)
+        return self
+
+    @property
+    def min_workers(self) -> int:
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[0]
+
+    @property
+    def max_workers(self) -> int:
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Ray resources of one rank, defaults filled in."""
+        return dict(self.resources_per_worker or ({"CPU": 1, "GPU": 1} if self.use_gpu else {"CPU": 1}))
+
+
+class SnapshotConfig(_Config):
+    """When snapshots are taken, where they are kept and how they are checked."""
+
+    interval: IntervalPolicy | float | str = "auto"
+    """``auto`` (exact optimum from the measured stall and the failure rate), ``young``, ``daly``, seconds as a number
+    or ``"45s"``, ``"10m"``, or a number of steps as ``"100 steps"``."""
+    mtbf_s: float | None = None
+    """Mean time between failures of the whole job, where it is known; otherwise a weak published prior is updated."""
+    replicas: Literal[0, 1] = 1
+    """Copies of each node's memory on a peer node."""
+    remote_every: int = 1
+    """Every how many node snapshots one goes to durable storage; a slot is skipped while an upload is in flight."""
+    keep: int = 3
+    """Durable snapshots that are kept; older ones are removed after a newer one is committed."""
+    checksum: Literal["xxh3_128", "blake3", "sha256"] = "xxh3_128"
+    arena_directory: str = "/dev/shm"
+    """Where node memory is mapped; a directory on a local disk also works, at the disk's speed."""
+    rng: Literal["derived", "saved"] = "derived"
+    """``derived`` seeds every generator from (seed, step, coordinate) at each boundary, so no rank's loss takes RNG
+    state with it; ``saved`` keeps the generators' own states, for the same mesh only."""
+
+    @field_validator("interval")
+    @classmethod
+    def _check_interval(cls, value: float | str) -> float | str:
+        if isinstance(value, str):
+            parse_interval(value)
+            return value
+        return _positive("interval", value)
+
+    @model_validator(mode="after")
+    def _check(self) -> SnapshotConfig:
+        for field in ("mtbf_s", "remote_every", "keep"):
+            if (value := getattr(self, field)) is not None:
+                _positive(field, value)
+        return self
+
+
+def parse_interval(value: float | str) -> tuple[str, float]:
+    """(``auto``|``young``|``daly``, 0), (``seconds``, s) or (``steps``, n). Raises ConfigError for anything else."""
+    if isinstance(value, str):
+        if value in ("auto", "young", "daly"):
+            return value, 0.0
+        match = _DURATION.fullmatch(value.strip())
+        if match is None:
+            raise _Invalid("interval", value, "use auto, young, daly, seconds, '45s', '10m', '2h' or '100 steps'")
+        number, unit = float(match[1]), match[2] or "s"
+        if unit.startswith("step"):
+            if number != int(number) or number < 1:
+                raise _Invalid("interval", value, "use a whole number of steps, 1 or more")
+            return "steps", number
+        return "seconds", _positive("interval", number * _UNIT_S[unit])
+    return "seconds", float(value)
+
+
+class FailureConfig(_Config):
+    """What a run bears before it gives up. Failures of nodes and processes cost nothing while steps get committed."""
+
+    max_failures_without_progress: int = 5
+    """Failures in a row without a step committed in between that end the run."""
+    max_user_errors: int = 3
+    """Errors of the train function that end the run; the same error at the same step ends it at the second."""
+    unwind_timeout_s: float = 10.0
+    """How long a surviving rank may take to leave the train function before it is killed and treated as lost."""
+    form_timeout_s: float = 120.0
+    """How long ranks may take from the start of a generation to their first boundary, model building included."""
+    wait_for_workers_s: float = 10.0
+    """How long a start waits for the wanted number of ranks when a smaller mesh could start now."""
+    wait_for_cluster_s: float = 600.0
+    """How long the run may lack the ranks of its smallest mesh before it ends; it can be resumed."""
+    probe_timeout_s: float = 1.0
+    """How long a rank may leave a probe unanswered, once its peers report broken connections."""
+
+    @model_validator(mode="after")
+    def _check(self) -> FailureConfig:
+        for field in type(self).model_fields:
+            _positive(field, getattr(self, field), or_zero=field == "wait_for_workers_s")
+        return self
+
+
+class RunConfig(_Config):
+    """The run's identity and where its durable state lies. The same name and storage again: it resumes."""
+
+    name: str
+    storage_path: str
+    snapshots: SnapshotConfig = SnapshotConfig()
+    failures: FailureConfig = FailureConfig()
+    seed: int = 0
+    """Seeds the derived generators of every rank."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise _Invalid("name", value, "use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+        return value
+
+    @field_validator("storage_path")
+    @classmethod
+    def _check_storage(cls, value: str) -> str:
+        if not value.strip():
+            raise _Invalid("storage_path", value, "name a directory or s3://BUCKET/PREFIX")
+        return value

@@ -1,0 +1,87 @@
+"""A mesh: named axes and sizes. A rank has one coordinate on each axis; the last axis varies fastest.
+
+Pure. The template a user gives may hold one ``-1``, which takes what the world size leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastic.errors import ConfigError
+
+AXES = ("pp", "dp", "ep", "cp", "tp")
+"""Axis names, outermost first: neighbours on the last axis are neighbours in rank, hence likely on one host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Named axes with their sizes, outermost first. ``Mesh((("dp", 4), ("tp", 2)))`` holds 8 ranks."""
+
+    axes: tuple[tuple[str, int], ...]
+
+    @property
+    def world_size(self) -> int:
+        return math.prod(size for _, size in self.axes)
+
+    def size(self, axis: str) -> int:
+        """Size of ``axis``; 1 for an axis the mesh does not name."""
+        return dict(self.axes).get(axis, 1)
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """The coordinate of ``rank`` on every axis, row-major."""
+        if not 0 <= rank < self.world_size:
+            raise IndexError(f"rank {rank} is outside a mesh of {self.world_size}")
+        found = {}
+        for name, size in reversed(self.axes):
+            rank, found[name] = divmod(rank, size)
+        return {name: found[name] for name, _ in self.axes}
+
+    def rank(self, coordinate: Mapping[str, int]) -> int:
+        """The rank at ``coordinate``; an axis that is left out counts as 0."""
+        rank = 0
+        for name, size in self.axes:
+            rank = rank * size + coordinate.get(name, 0)
+        return rank
+
+    def group(self, rank: int, *axes: str) -> tuple[int, ...]:
+        """All ranks that differ from ``rank`` on ``axes`` alone, in order."""
+        here = self.coordinate(rank)
+        return tuple(
+            other
+            for other in range(self.world_size)
+            if all(self.coordinate(other)[name] == here[name] for name in here if name not in axes)
+        )
+
+    def __str__(self) -> str:
+        return "·".join(f"{name}{size}" for name, size in self.axes) or "1"
+
+
+def resolve(template: Mapping[str, int], world_size: int) -> Mesh | None:
+    """The mesh that ``template`` makes of exactly ``world_size`` ranks, or None where it makes none."""
+    fixed = math.prod(size for size in template.values() if size != -1)
+    has_free = -1 in template.values()
+    if world_size < 1 or world_size % fixed or (not has_free and world_size != fixed):
+        return None
+    return Mesh(tuple((name, world_size // fixed if size == -1 else size) for name, size in template.items()))
+
+
+def largest(template: Mapping[str, int], at_least: int, at_most: int) -> Mesh | None:
+    """The largest mesh of ``template`` with ``at_least`` to ``at_most`` ranks, or None."""
+    for world_size in range(at_most, at_least - 1, -1):
+        if mesh := resolve(template, world_size):
+            return mesh
+    return None
+
+
+def check_template(template: Mapping[str, int]) -> dict[str, int]:
+    """The template, or ConfigError: unknown axis, a size that is neither positive nor -1, two free axes."""
+    for name, size in template.items():
+        if name not in AXES:
+            raise ConfigError("mesh", dict(template), f"unknown axis {name!r}; use {', '.join(AXES)}")
+        if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
+            raise ConfigError("mesh", dict(template), f"axis {name!r} needs a positive size, or -1 for what is left")
+    if list(template.values()).count(-1) > 1:
+        raise ConfigError("mesh", dict(template), "only one axis can be -1")
+    return dict(template)

@@ -1,0 +1,100 @@
+"""One incident: from the first sign of a failure to the first new step, and where the time went. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Times are seconds on the controller's clock; -1 where the incident has not got so far."""
+
+    kind: str
+    """``rank``, ``node``, ``hang`` or ``error``: the gravest that was seen."""
+    generation: int
+    old_world_size: int
+    why: str
+    furthest_step: int
+    opened_at: float
+    settled_at: float = -1.0
+    begun_at: float = -1.0
+    received_at: float = -1.0
+    formed_at: float = -1.0
+    entered_at: float = -1.0
+    first_step_at: float = -1.0
+    new_generation: int = -1
+    new_world_size: int = 0
+    restored_step: int = -1
+
+    @classmethod
+    def opened(cls, *, kind: str, generation: int, world_size: int, at: float, why: str, step: int) -> Incident:
+        """The first sign of a failure."""
+        return cls(kind, generation, world_size, why, step, at)
+
+    def also(self, kind: str, step: int, why: str) -> Incident:
+        """Another sign of the same failure: a loss explains the errors around it."""
+        graver = ("error", "hang", "rank", "node")
+        worse = graver.index(kind) > graver.index(self.kind)
+        return replace(
+            self,
+            kind=kind if worse else self.kind,
+            why=why if worse and why else self.why,
+            furthest_step=max(self.furthest_step, step),
+        )
+
+    def settled(self, at: float) -> Incident:
+        """Everybody is out or gone."""
+        return self if self.settled_at >= 0 and self.begun_at < 0 else replace(self, settled_at=at)
+
+    def begun(self, at: float, generation: int, world_size: int) -> Incident:
+        """The next generation begins; a failure while it forms begins another one within the same incident."""
+        return replace(self, begun_at=at, new_generation=generation, new_world_size=world_size, formed_at=-1.0)
+
+    def formed(self, at: float, took_s: float) -> Incident:
+        """A process group stands, ``took_s`` after the rank was told to begin; the last rank's time counts."""
+        return replace(self, received_at=max(self.received_at, at - took_s), formed_at=max(self.formed_at, at))
+
+    def entered(self, at: float, step: int) -> Incident:
+        """A rank has restored; the last rank's time counts."""
+        return replace(self, entered_at=max(self.entered_at, at), restored_step=step)
+
+    def first_step(self, at: float) -> Incident:
+        """The first new step is done: the incident is over."""
+        return replace(self, first_step_at=at)
+
+    @property
+    def steps_lost(self) -> int:
+        """Finished steps that have to be done again."""
+        return max(0, self.furthest_step - self.restored_step) if self.restored_step >= 0 else 0
+
+    @property
+    def rung(self) -> str:
+        """Which rung of the ladder was taken."""
+        if self.new_world_size < self.old_world_size:
+            return "shrink"
+        return "replace" if self.kind in ("rank", "node", "hang") else "re-enter"
+
+    def split(self) -> dict[str, float]:
+        """Seconds of each part, in order: they add up to ``rto_s``.
+
+        detect: first sign to everybody out or gone; place: waiting for members; decide: journal and orders to the
+        ranks; form: process groups; restore: building the model and restoring it; first step: that step.
+        """
+        marks = [
+            ("detect_s", self.settled_at),
+            ("place_s", self.begun_at),
+            ("decide_s", self.received_at),
+            ("form_s", self.formed_at),
+            ("restore_s", self.entered_at),
+            ("first_step_s", self.first_step_at),
+        ]
+        parts, last = {}, self.opened_at
+        for name, at in marks:
+            at = max(at, last)
+            parts[name] = at - last
+            last = at
+        return parts
+
+    @property
+    def rto_s(self) -> float:
+        return self.first_step_at - self.opened_at

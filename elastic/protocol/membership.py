@@ -1,0 +1,102 @@
+"""Who is in the run and where: members, nodes, and the pure choices over them.
+
+A *member* is one rank process, in or out of the current generation. Choices are functions of what they are given and
+answer with a reason in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from elastic.mesh import Mesh, largest, resolve
+
+STARTING, WARM, ACTIVE, UNWOUND = "starting", "warm", "active", "unwound"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One rank process. ``phase``: starting, warm (ready, in no generation), active, or unwound (left its loop)."""
+
+    name: str
+    node: str
+    phase: str = STARTING
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node: how many ranks of this run it can carry, whether its store is up, and the domain it fails with."""
+
+    name: str
+    capacity: int
+    store_ready: bool = False
+    domain: str = ""
+
+
+def choose_mesh(template: Mapping[str, int], low: int, high: int, have: int) -> tuple[Mesh | None, str]:
+    """The largest mesh that ``have`` ranks can form within [low, high], and why."""
+    mesh = largest(template, low, min(high, have)) if have >= low else None
+    if mesh is None:
+        least = next((n for n in range(low, high + 1) if resolve(template, n)), low)
+        return None, f"{have} ranks are ready and the smallest mesh needs {least}"
+    if mesh.world_size == have:
+        return mesh, f"all {have} ready ranks form {mesh}"
+    return mesh, f"{mesh} takes {mesh.world_size} of {have} ready ranks; at most {high} are wanted"
+
+
+def place_members(nodes: Iterable[Node], members: Iterable[Member], wanted: int, avoid: frozenset[str]) -> list[str]:
+    """Nodes for up to ``wanted`` new members: the emptiest first, nodes to ``avoid`` only where nothing else is free.
+
+    A node without a ready store takes none: its ranks would have nowhere to stage.
+    """
+    free = {node.name: node.capacity for node in nodes if node.store_ready and node.capacity > 0}
+    load = dict.fromkeys(free, 0)
+    for member in members:
+        if member.node in free:
+            free[member.node] -= 1
+            load[member.node] += 1
+    chosen: list[str] = []
+    for _ in range(wanted):
+        open_nodes = [name for name in free if free[name] > 0]
+        if not open_nodes:
+            break
+        best = min(open_nodes, key=lambda name: (name in avoid, load[name], name))
+        free[best] -= 1
+        load[best] += 1
+        chosen.append(best)
+    return chosen
+
+
+def order_ranks(previous: tuple[str, ...], ready: Iterable[Member], world_size: int) -> tuple[str, ...]:
+    """Members by rank: who was in the last generation keeps its rank where it can, newcomers fill the gaps.
+
+    Keeping ranks keeps the placement of boxes, so that survivors restore from their own memory.
+    """
+    pool = {member.name: member for member in ready}
+    kept = [name for name in previous if name in pool]
+    fresh = sorted((name for name in pool if name not in kept), key=lambda name: (pool[name].node, name))
+    ranks: list[str | None] = [name if name in pool else None for name in previous[:world_size]]
+    ranks += [None] * (world_size - len(ranks))
+    spill = [name for name in kept if name not in ranks] + fresh
+    return tuple(name if name is not None else spill.pop(0) for name in ranks)
+
+
+def peer_of(nodes: Iterable[Node]) -> dict[str, str]:
+    """For each node its partner for replicas: pairs, not a ring, and in another failure domain where there is one.
+
+    Source: POLICY.md §2.3: groups survive more double losses than a ring. An odd node out joins the first pair.
+    """
+    waiting = sorted(nodes, key=lambda node: node.name)
+    if len(waiting) < 2:
+        return {}
+    peers: dict[str, str] = {}
+    first_pair: tuple[str, str] | None = None
+    while len(waiting) > 1:
+        node = waiting.pop(0)
+        partner = next((other for other in waiting if not node.domain or other.domain != node.domain), waiting[0])
+        waiting.remove(partner)
+        peers[node.name], peers[partner.name] = partner.name, node.name
+        first_pair = first_pair or (node.name, partner.name)
+    if waiting and first_pair:
+        peers[waiting[0].name] = first_pair[0]
+    return peers
