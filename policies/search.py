@@ -38,5 +38,5 @@ def maximise_log(objective: Callable[[float], float], low: float, high: float) -
         if curvature < 0:
             vertex = middle + step * (below - above) / (2 * curvature)
             middle = min(max(vertex, math.log(low)), math.log(high))
-    ends = [math.exp(middle), low, high]
+    ends = [min(max(math.exp(middle), low), high), low, high]
     return max(ends, key=objective)
