@@ -1,0 +1,400 @@
+"""The node tier: the shares that this node holds in its arena, its own and replicas of its peers'.
+
+A share goes through: opened (a rank copies into its slot), sealed (hashed, copied to a peer), committed (readable).
+What is not committed is never readable. At most one attempt is the committed one; when the next is committed the
+former's slots are given back, each as soon as nobody reads it any more.
+
+Thread-safe: bookkeeping happens under one lock, bytes are moved and hashed outside of it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from elastic.errors import CommitRefused, CorruptSnapshot, InternalError, SnapshotError
+from elastic.mesh import Mesh
+from elastic.snapshot.arena import ArenaPool
+from elastic.snapshot.checksum import DEFAULT_ALGORITHM, check_algorithm
+from elastic.snapshot.chunk_table import ChunkTable, table_of_pieces
+from elastic.snapshot.held_share import HeldShare, ShareHeader
+from elastic.snapshot.index import ObjectTrees, SnapshotIndex
+from elastic.snapshot.object_names import check_part, node_pack, parse_node_pack
+from elastic.snapshot.one_point import check_points
+from elastic.snapshot.save_plan import SaveShare
+from elastic.snapshot.seal import digest_chunks, digest_objects, seal, table_digest
+from elastic.snapshot.share import ShareReport, SlotRef, StagedShare
+from elastic.storage.blob_store import Buffer
+
+KEPT_SLOTS = 2
+"""Slots per share besides those in flight: the committed snapshot, and one for the live tier."""
+CACHED_PLANS = 64
+
+
+@dataclass(slots=True)
+class _Attempt:
+    slots: dict[int, SlotRef] = field(default_factory=dict)
+    """Slots of shares that are opened and not yet sealed."""
+    replicas: dict[int, SlotRef] = field(default_factory=dict)
+    """Slots kept for shares that peers will send."""
+    shares: dict[int, HeldShare] = field(default_factory=dict)
+
+    def all_slots(self) -> list[SlotRef]:
+        return [*self.slots.values(), *self.replicas.values(), *(share.slot for share in self.shares.values())]
+
+
+class NodeTier:
+    """Everything a node's store does with snapshots in memory. ``directory`` is made, and removed by ``close``."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        algorithm: str = DEFAULT_ALGORITHM,
+        max_in_flight: int = 1,
+        threads: int = 2,
+    ) -> None:
+        self.algorithm = check_algorithm(algorithm).name
+        self.max_in_flight = max_in_flight
+        self.arena = ArenaPool(directory)
+        self.threads = ThreadPoolExecutor(threads, thread_name_prefix="seal")
+        self._attempts: dict[str, _Attempt] = {}
+        self._committed: str | None = None
+        self._lock = threading.RLock()
+        self._tables = lru_cache(CACHED_PLANS)(self._table_of_plan)
+        self._plans: dict[str, bytes] = {}
+
+    # ---- before the first snapshot
+
+    def reserve(self, nbytes_per_share: int, shares: int, replicas: int = 0) -> None:
+        """Make and touch the slots for ``shares`` own shares and ``replicas`` of peers, of so many bytes each.
+
+        Idempotent; call again when shares grow. Raises StorageError with the numbers if there is too little room.
+        """
+        self.arena.reserve((shares + replicas) * (self.max_in_flight + KEPT_SLOTS), nbytes_per_share)
+
+    # ---- making a snapshot
+
+    def open_attempt(
+        self, attempt: str, shares: Mapping[int, int], replicas: Mapping[int, int] | None = None
+    ) -> dict[int, SlotRef] | None:
+        """A slot for each rank of ``shares`` (rank to bytes), or None if too few are free: then nothing is taken.
+
+        ``replicas`` keeps slots for shares that peers will send. Opening the same attempt again gives the same slots.
+        """
+        check_part(attempt)
+        wanted = [(rank, nbytes, False) for rank, nbytes in shares.items()]
+        wanted += [(rank, nbytes, True) for rank, nbytes in (replicas or {}).items()]
+        with self._lock:
+            if (known := self._attempts.get(attempt)) is not None:
+                return {rank: known.slots[rank] if rank in known.slots else known.shares[rank].slot for rank in shares}
+            opened = self._attempts[attempt] = _Attempt()
+        for rank, nbytes, is_replica in wanted:
+            slot = self.arena.take(nbytes)
+            if slot is None:
+                self.abandon(attempt, ranks_quiet=True)
+                return None
+            (opened.replicas if is_replica else opened.slots)[rank] = slot
+        return {rank: opened.slots[rank] for rank in shares}
+
+    def knows_plan(self, plan_key: str) -> bool:
+        """Whether a ``StagedShare`` may leave its plan out."""
+        return plan_key in self._plans
+
+    def seal(self, staged: StagedShare) -> ShareReport:
+        """Hash the share that a rank staged and hold it. Raises SnapshotError if the attempt is not open any more."""
+        started = time.perf_counter()
+        if staged.plan is not None:
+            self._plans[staged.plan_key] = staged.plan
+        plan = self._plans.get(staged.plan_key)
+        if plan is None:
+            raise SnapshotError(
+                "the table of pieces is not known here", staged.plan_key, "send the plan with the share"
+            )
+        self._open_slot(staged)
+        pieces = self._tables(staged.plan_key)
+        if len(pieces) and int((pieces.byte_start + pieces.nbytes).max()) > staged.used_bytes:
+            raise InternalError(f"rank {staged.rank} staged {staged.used_bytes} bytes, its plan needs more")
+        with self.arena.holding(staged.slot) as data:
+            table = seal(replace(pieces, packs=(node_pack(staged.attempt, staged.rank),)), data, self.threads)
+        header = ShareHeader(
+            staged.attempt,
+            staged.rank,
+            staged.world_size,
+            staged.mesh,
+            staged.point,
+            staged.used_bytes,
+            table_digest(table, staged.objects),
+            table,
+            staged.objects,
+            staged.stall_s,
+            dict(staged.parts_s),
+            staged.ledger,
+        )
+        with self._lock:
+            opened = self._open_slot(staged)
+            del opened.slots[staged.rank]
+            opened.shares[staged.rank] = HeldShare(header, staged.slot)
+        return header.report({"hash": time.perf_counter() - started})
+
+    def export_share(self, attempt: str, rank: int) -> tuple[bytes, memoryview]:
+        """Header and bytes of a sealed share, for a peer. The bytes are those of the arena: keep the attempt, or
+        ``pin`` it, until they are sent."""
+        share = self._share(attempt, rank)
+        data = self.arena.view(share.slot)[: share.header.used_bytes]
+        return share.header.to_bytes(), data.data.toreadonly()
+
+    def accept_share(self, attempt: str, rank: int, header: bytes, data: Buffer | Sequence[Buffer]) -> ShareReport:
+        """Hold a replica of a peer's share; every chunk is checked after it has arrived in the arena.
+
+        ``data`` is the bytes of the share, whole or in parts. Raises CorruptSnapshot if a chunk arrived damaged,
+        SnapshotError if no slot is free; the share is then not held.
+        """
+        started = time.perf_counter()
+        head = ShareHeader.from_bytes(header)
+        if (head.attempt, head.rank) != (attempt, rank):
+            raise InternalError(f"share {head.attempt}/{head.rank} was sent as {attempt}/{rank}")
+        check_part(attempt)
+        slot = self._replica_slot(attempt, rank, head.used_bytes)
+        try:
+            view = self.arena.view(slot)
+            at = 0
+            for part in [data] if isinstance(data, (bytes, bytearray, memoryview)) else data:
+                source = np.frombuffer(part, np.uint8)
+                np.copyto(view[at : at + len(source)], source)
+                at += len(source)
+            if at != head.used_bytes:
+                raise CorruptSnapshot(f"share of rank {rank} has {at} bytes instead of {head.used_bytes}", attempt)
+            self._check_rows(head.table, view)
+        except BaseException:
+            self.arena.release(slot)
+            raise
+        with self._lock:
+            entry = self._attempts.get(attempt)
+            if entry is None:
+                self.arena.release(slot)
+                raise SnapshotError("the attempt was given up", attempt)
+            if (former := entry.shares.get(rank)) is not None:
+                self.arena.release(former.slot)
+            entry.shares[rank] = HeldShare(head, slot)
+        return head.report({"replicate": time.perf_counter() - started})
+
+    def commit(self, attempt: str) -> None:
+        """Make ``attempt`` the committed one here; the former is given back as soon as nobody reads it. Idempotent.
+
+        A node that holds no share of the attempt only gives the former back.
+        """
+        with self._lock:
+            if attempt == self._committed:
+                return
+            entry = self._attempts.get(attempt)
+            if entry is not None and entry.slots:
+                raise CommitRefused(f"ranks {sorted(entry.slots)} are not sealed on this node", f"attempt {attempt}")
+            former, self._committed = self._committed, attempt
+            if entry is not None:
+                for slot in entry.replicas.values():
+                    self.arena.release(slot)
+                entry.replicas.clear()
+            if former is not None:
+                self._give_back(former)
+
+    def abandon(self, attempt: str, *, ranks_quiet: bool = False) -> None:
+        """Forget an attempt that is not committed. Unknown and committed attempts stay as they are.
+
+        A rank that has not handed its share over may still be copying: unless ``ranks_quiet`` says that none does,
+        its slot gets a new file, so that a late write lands nowhere.
+        """
+        with self._lock:
+            if attempt == self._committed:
+                return
+            entry = self._attempts.get(attempt)
+            dirty = [] if ranks_quiet or entry is None else list(entry.slots.values())
+            self._give_back(attempt, keep=dirty)
+        for slot in dirty:
+            self.arena.renew(slot)
+
+    def abandon_open(self, *, ranks_quiet: bool = False) -> None:
+        """Forget every attempt that is not committed: a new generation closes all that is open."""
+        for attempt in [name for name in list(self._attempts) if name != self._committed]:
+            self.abandon(attempt, ranks_quiet=ranks_quiet)
+
+    # ---- what is held
+
+    @property
+    def committed(self) -> str | None:
+        """The committed attempt, or None."""
+        return self._committed
+
+    def held(self) -> dict[str, set[int]]:
+        """Ranks whose shares of the committed attempt are here, own and replicas."""
+        with self._lock:
+            return {name: set(e.shares) for name, e in self._attempts.items() if name == self._committed and e.shares}
+
+    def pending(self) -> dict[str, set[int]]:
+        """Ranks whose shares are sealed here, per attempt that is not committed. For a controller that comes back."""
+        with self._lock:
+            return {name: set(e.shares) for name, e in self._attempts.items() if name != self._committed}
+
+    def tables(self, attempt: str) -> dict[int, ChunkTable]:
+        """The chunk table of every share of the committed attempt."""
+        return {rank: share.header.table for rank, share in self._readable(attempt).items()}
+
+    def headers(self, attempt: str, ranks: Sequence[int] | None = None) -> dict[int, bytes]:
+        """Headers of the shares held here (all, or those of ``ranks``), for whoever assembles the index."""
+        with self._lock:
+            shares = self._attempts[attempt].shares if attempt in self._attempts else {}
+            chosen = {rank: share.header for rank, share in shares.items() if ranks is None or rank in ranks}
+        return {rank: header.to_bytes() for rank, header in chosen.items()}
+
+    def index(self, attempt: str, headers: Mapping[int, bytes] | None = None, snapshot_id: str = "") -> SnapshotIndex:
+        """The index of a snapshot from the headers of all its shares; those held here need not be given.
+
+        Raises CommitRefused if the shares are not one point in time, CorruptSnapshot if one is missing.
+        """
+        with self._lock:
+            shares = self._attempts[attempt].shares if attempt in self._attempts else {}
+            found = {rank: share.header for rank, share in shares.items()}
+        for rank, data in (headers or {}).items():
+            if rank not in found:
+                found[rank] = ShareHeader.from_bytes(data)
+        return index_of_headers(attempt, found, snapshot_id)
+
+    @contextmanager
+    def pinned(self, attempt: str) -> Iterator[dict[int, HeldShare]]:
+        """The shares of an attempt, their slots held as long as the block runs."""
+        shares = self.pin(attempt)
+        try:
+            yield shares
+        finally:
+            self.unpin(shares)
+
+    def pin(self, attempt: str) -> dict[int, HeldShare]:
+        """Hold the slots of all sealed shares of ``attempt``, until ``unpin`` is called with what this returns."""
+        with self._lock:
+            shares = dict(self._attempts[attempt].shares) if attempt in self._attempts else {}
+            for share in shares.values():
+                self.arena.hold(share.slot)
+            return shares
+
+    def unpin(self, shares: Mapping[int, HeldShare]) -> None:
+        """Let go of what ``pin`` returned."""
+        for share in shares.values():
+            self.arena.release(share.slot)
+
+    # ---- reading
+
+    def serve(
+        self, pack: str, byte_start: npt.NDArray[np.int64], nbytes: npt.NDArray[np.int64]
+    ) -> list[memoryview] | None:
+        """Ranges of a pack of the committed attempt as they lie in memory, or None if it is not held here.
+
+        Not verified: whoever reads holds the checksums. Views of the arena: send them before the next commit, or pin.
+        """
+        attempt, rank = parse_node_pack(pack)
+        share = self._readable(attempt).get(rank)
+        if share is None:
+            return None
+        view = self.arena.view(share.slot).data.toreadonly()
+        return [view[start : start + size] for start, size in zip(byte_start.tolist(), nbytes.tolist())]
+
+    def locate(self, pack: str) -> SlotRef | None:
+        """The slot in which a pack of the committed attempt lies on this node: a rank maps it and copies straight from
+        it. Byte ranges of the chunk table are those of the slot."""
+        attempt, rank = parse_node_pack(pack)
+        share = self._readable(attempt).get(rank)
+        return None if share is None else share.slot
+
+    def close(self) -> None:
+        """Give all memory back and remove the files."""
+        self.threads.shutdown(wait=True)
+        with self._lock:
+            self._attempts.clear()
+            self._committed = None
+        self.arena.close()
+
+    # ---- bookkeeping
+
+    def _open_slot(self, staged: StagedShare) -> _Attempt:
+        with self._lock:
+            opened = self._attempts.get(staged.attempt)
+            if opened is None or opened.slots.get(staged.rank) != staged.slot:
+                raise SnapshotError(
+                    f"the share of rank {staged.rank} came after its attempt was given up", f"attempt {staged.attempt}"
+                )
+            return opened
+
+    def _replica_slot(self, attempt: str, rank: int, nbytes: int) -> SlotRef:
+        with self._lock:
+            entry = self._attempts.setdefault(attempt, _Attempt())
+            kept = entry.replicas.get(rank)
+            if kept is not None and kept.capacity_bytes >= nbytes:
+                return entry.replicas.pop(rank)
+        slot = self.arena.take(nbytes)
+        if slot is None:
+            raise SnapshotError(
+                f"no free arena slot for the replica of rank {rank}", str(self.arena.directory), "reserve more replicas"
+            )
+        return slot
+
+    def _give_back(self, attempt: str, keep: Sequence[SlotRef] = ()) -> None:
+        entry = self._attempts.pop(attempt, None)
+        for slot in entry.all_slots() if entry else ():
+            if slot not in keep:
+                self.arena.release(slot)
+
+    def _share(self, attempt: str, rank: int) -> HeldShare:
+        with self._lock:
+            entry = self._attempts.get(attempt)
+            if entry is None or rank not in entry.shares:
+                raise SnapshotError(f"the share of rank {rank} is not held on this node", f"attempt {attempt}")
+            return entry.shares[rank]
+
+    def _readable(self, attempt: str) -> dict[int, HeldShare]:
+        with self._lock:
+            if attempt != self._committed or attempt not in self._attempts:
+                return {}
+            return dict(self._attempts[attempt].shares)
+
+    def _check_rows(self, table: ChunkTable, view: npt.NDArray[np.uint8]) -> None:
+        found = digest_chunks(view, table.byte_start, table.nbytes, table.algorithm, self.threads)
+        wrong = (found != table.digest).any(axis=1)
+        if wrong.any():
+            raise CorruptSnapshot(f"damaged on the way: {table.describe(int(np.flatnonzero(wrong)[0]))}")
+
+    def _table_of_plan(self, plan_key: str) -> ChunkTable:
+        share = SaveShare.from_bytes(self._plans[plan_key])
+        return table_of_pieces(share.pieces, "unsealed", self.algorithm, share.aliases)
+
+
+def index_of_headers(attempt: str, headers: Mapping[int, ShareHeader], snapshot_id: str = "") -> SnapshotIndex:
+    """The index of the shares of all ranks. Raises as ``NodeTier.index``."""
+    if not headers:
+        raise CorruptSnapshot("no share of the attempt is held", f"attempt {attempt}")
+    first = next(iter(headers.values()))
+    if missing := sorted(set(range(first.world_size)) - set(headers)):
+        raise CorruptSnapshot(f"the shares of ranks {missing[:8]} are held nowhere", f"attempt {attempt}")
+    ordered = [headers[rank] for rank in range(first.world_size)]
+    point = check_points({header.rank: header.point for header in ordered}, f"attempt {attempt}")
+    if unlike := [header.rank for header in ordered if header.mesh != first.mesh]:
+        raise CommitRefused(f"ranks {unlike[:8]} were on another mesh than rank {first.rank}", f"attempt {attempt}")
+    algorithm = first.table.algorithm
+    digests = [digest_objects(header.objects, algorithm) for header in ordered]
+    trees = dict(zip(digests, (header.objects for header in ordered)))
+    return SnapshotIndex(
+        point.step,
+        attempt,
+        snapshot_id,
+        Mesh(first.mesh),
+        point,
+        ChunkTable.concat([header.table for header in ordered]),
+        ObjectTrees(tuple(digests), trees),
+    )
