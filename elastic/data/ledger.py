@@ -126,13 +126,10 @@ def audit(
         starts[row.generation] = min(row.step, starts.get(row.generation, row.step))
     generations = sorted(starts)
     surviving = _surviving(unique, starts)
-    if not surviving:
-        if last_step is not None:
-            found.fault("no row at all, though the run says that it finished steps")
-        return Audit(0, 0, 0, 0, 0, 0, 0, len(generations), tuple(found.faults))
-
-    first = min(surviving) if first_step is None else first_step
+    if not surviving and last_step is None:
+        return Audit(0, 0, 0, 0, 0, 0, 0, 0, ())
     last = max(surviving) if last_step is None else last_step
+    first = min(surviving, default=last) if first_step is None else first_step
     for step in sorted(surviving):
         if not first <= step <= last:
             found.fault(f"step {step} has rows, but the run went from step {first} to step {last}")
