@@ -1,0 +1,139 @@
+"""Where a logical tensor lies: boxes, and the boxes of every rank of a mesh. Pure.
+
+A layout says how one logical tensor is laid over a mesh, one placement per mesh axis, in the order in which the axes
+cut it. From the mesh and the placements alone each rank knows the box of every other rank, so plans are made without
+talking.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from elastic.errors import CorruptSnapshot
+from elastic.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A hyper-rectangle of a logical tensor: offset and shape on each dimension. A 0-d tensor has the empty box."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def volume(self) -> int:
+        """Elements in the box; 1 for the box of a 0-d tensor."""
+        return math.prod(self.shape)
+
+    def intersect(self, other: Box) -> Box | None:
+        """The common box, or None where the two share no element."""
+        offset = tuple(map(max, self.offset, other.offset))
+        end = tuple(min(a + n, b + m) for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape))
+        shape = tuple(stop - start for start, stop in zip(offset, end))
+        return None if any(n <= 0 for n in shape) else Box(offset, shape)
+
+    def within(self, outer: Box) -> tuple[slice, ...]:
+        """Slices that cut this box out of an array that holds ``outer``."""
+        return tuple(slice(a - b, a - b + n) for a, n, b in zip(self.offset, self.shape, outer.offset))
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{a}:{a + n}" for a, n in zip(self.offset, self.shape)) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every rank along the axis holds the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The axis cuts dimension ``dim`` into ``ceil(n / size)`` rows each, the last shorter or empty (torch.chunk)."""
+
+    dim: int
+
+
+Placement = Replicate | Shard
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A logical tensor by its global name, dtype (torch's name without ``torch.``) and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def box(self) -> Box:
+        """The box of the whole tensor."""
+        return Box((0,) * len(self.shape), self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One logical tensor over a mesh: ``cuts`` names, in order, the mesh axes that shard it and the dimension each
+    cuts. An axis that is not named replicates, unless ``held_at`` names it with the only coordinate that holds the
+    tensor at all (the layers of one pipeline stage, the experts of one expert-parallel rank)."""
+
+    spec: TensorSpec
+    cuts: tuple[tuple[str, int], ...] = ()
+    held_at: tuple[tuple[str, int], ...] = ()
+
+    def box_of(self, mesh: Mesh, rank: int) -> Box | None:
+        """The box that ``rank`` holds, or None where its part is empty."""
+        coordinate = mesh.coordinate(rank)
+        if any(coordinate.get(axis, 0) != place for axis, place in self.held_at):
+            return None
+        offset, shape = [0] * len(self.spec.shape), list(self.spec.shape)
+        for axis, dim in self.cuts:
+            rows = -(-shape[dim] // mesh.size(axis))
+            start = min(rows * coordinate.get(axis, 0), shape[dim])
+            offset[dim] += start
+            shape[dim] = min(rows, shape[dim] - start)
+        return None if 0 in shape and 0 not in self.spec.shape else Box(tuple(offset), tuple(shape))
+
+
+def holders(layout: Layout, mesh: Mesh) -> dict[Box, tuple[int, ...]]:
+    """Each distinct box of the tensor with the ranks that hold it, in rank order."""
+    found: dict[Box, list[int]] = {}
+    for rank in range(mesh.world_size):
+        if (box := layout.box_of(mesh, rank)) is not None:
+            found.setdefault(box, []).append(rank)
+    return {box: tuple(ranks) for box, ranks in found.items()}
+
+
+def check_tiling(spec: TensorSpec, boxes: Iterable[Box]) -> None:
+    """Raise CorruptSnapshot unless ``boxes`` tile the tensor: no gap, no overlap. Names tensor and ranges."""
+    whole, parts = spec.box, [box for box in boxes if box.volume]
+    for box in parts:
+        if len(box.shape) != len(whole.shape) or (whole.volume and box.intersect(whole) != box):
+            raise CorruptSnapshot(f"tensor {spec.name!r}: box {box} lies outside of shape {spec.shape}")
+    parts.sort(key=lambda box: box.offset)
+    if overlap := _first_overlap(parts):
+        raise CorruptSnapshot(f"tensor {spec.name!r}: boxes {overlap[0]} and {overlap[1]} overlap")
+    held = sum(box.volume for box in parts)
+    if held != whole.volume:
+        raise CorruptSnapshot(
+            f"tensor {spec.name!r}: {whole.volume - held} of {whole.volume} elements are in no box; "
+            f"there are {', '.join(map(str, parts[:4])) or 'none'}{' …' if len(parts) > 4 else ''}"
+        )
+
+
+def _first_overlap(parts: Sequence[Box]) -> tuple[Box, Box] | None:
+    """Two boxes that share an element. ``parts`` is sorted by offset, so a sweep over dimension 0 sees few at once."""
+    active: list[Box] = []
+    for box in parts:
+        if box.shape:
+            active = [other for other in active if other.offset[0] + other.shape[0] > box.offset[0]]
+        for other in active:
+            if not box.shape or other.intersect(box):
+                return other, box
+        active.append(box)
+    return None

@@ -1,0 +1,140 @@
+"""Any object with ``state_dict`` and ``load_state_dict``: schedulers, scalers, loaders, averages, your own.
+
+Its state is walked at every snapshot. Tensors of more than ``INLINE_BYTES`` are lifted out and saved like those of a
+model, as the same on all replicas; smaller ones (generator states, counters) stay in the tree, which each rank saves
+for itself, so that values that differ between ranks stay apart.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastic.mesh import Mesh
+from elastic.snapshot.component import LOADER, OBJECT, SCALER, SCHEDULER, AddTensor, Differences, Saved, Target
+from elastic.snapshot.layout import Layout
+from elastic.snapshot.names import check_distinct, child
+from elastic.snapshot.tensor_layout import describe, flat_bytes, is_dtensor, is_expanded, with_layout_of
+from elastic.snapshot.tree import TensorRef, TensorValue
+
+INLINE_BYTES = 8 << 10
+"""Largest tensor of a plain object that stays in its tree; the CPU generator's state is 5 KiB."""
+
+
+class ObjectState:
+    """The component of anything with ``state_dict`` and ``load_state_dict``."""
+
+    def __init__(self, name: str, value: Any, mesh: Mesh, rank: int) -> None:
+        self.name, self.value, self.kind = name, value, kind_of(name, value)
+        self._mesh, self._rank = mesh, rank
+        self.layouts: list[Layout] = []
+        self.tensors: list[torch.Tensor] = []
+        self._found: dict[str, torch.Tensor] = {}
+        self._tree: object = None
+        self._loaded: tuple[object, dict[str, torch.Tensor]] | None = None
+
+    def refresh(self) -> bool:
+        found: list[tuple[str, torch.Tensor]] = []
+        self._tree = lift(self.value.state_dict(), self.name, lambda name, tensor: found.append((name, tensor)))
+        self._found = dict(found)
+        described = [describe(name, tensor, self._mesh, self._rank) for name, tensor in found]
+        layouts, tensors = [layout for layout, _ in described], [local for _, local in described]
+        if layouts == self.layouts and len(tensors) == len(self.tensors):
+            if all(map(_same_memory, tensors, self.tensors)):
+                return False
+        else:
+            check_distinct((layout.spec.name for layout in layouts), self.name)
+        self.layouts, self.tensors = layouts, tensors
+        return True
+
+    def tree(self) -> object:
+        return {"kind": self.kind, "state": self._tree}
+
+    def plan(self, saved: Saved, differences: Differences) -> list[Target]:
+        self.refresh()
+        live = dict(zip((layout.spec.name for layout in self.layouts), zip(self.layouts, self.tensors)))
+        fresh: dict[str, torch.Tensor] = {}
+        targets: list[Target] = []
+        for name, spec in saved.tensors.items():
+            layout, local = live.get(name, (None, None))
+            if layout is not None and local is not None and layout.spec.shape == spec.shape:
+                box = layout.box_of(self._mesh, self._rank)
+                shape, device = tuple(local.shape), local.device
+            else:
+                box, shape, device = spec.box, spec.shape, torch.device("cpu")
+            local = torch.empty(shape, dtype=getattr(torch, spec.dtype), device=device)
+            fresh[name] = with_layout_of(local, self._found[name]) if layout is not None else local
+            if box is not None:
+                targets.append(Target(name, box, local))
+        tree = saved.tree if isinstance(saved.tree, dict) else {}
+        for alias, name in saved.aliases.items():
+            if name in fresh:
+                fresh[alias] = fresh[name]
+        self._loaded = (tree.get("state"), fresh)
+        return targets
+
+    def finish(self) -> None:
+        if self._loaded is not None:
+            tree, tensors = self._loaded
+            self.value.load_state_dict(restored(tree, tensors))
+            self._loaded = None
+
+
+def kind_of(name: str, value: object) -> str:
+    """What ``value`` is to a restore mode, by its class or else by the name it is attached under."""
+    from torch.optim.lr_scheduler import LRScheduler
+
+    bases = {base.__name__ for base in type(value).__mro__}
+    if isinstance(value, LRScheduler) or name == SCHEDULER:
+        return SCHEDULER
+    if bases & {"GradScaler", "ShardedGradScaler"} or name == SCALER:
+        return SCALER
+    if name == LOADER or any(base.endswith(("Loader", "Sampler")) for base in bases):
+        return LOADER
+    return OBJECT
+
+
+def lift(value: object, name: str, add: AddTensor) -> object:
+    """``value`` with its tensors replaced: big ones go to ``add`` under a name made of the keys, small ones inline."""
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:
+        assert isinstance(value, dict)
+        return kind((key, lift(item, child(name, key), add)) for key, item in value.items())
+    if kind is list or kind is tuple:
+        assert isinstance(value, (list, tuple))
+        return kind(lift(item, f"{name}.{index}", add) for index, item in enumerate(value))
+    if not isinstance(value, torch.Tensor):
+        return value
+    dense = value.layout == torch.strided and value.device.type != "meta" and not value.is_quantized
+    if dense and value.nbytes <= INLINE_BYTES and not is_dtensor(value):
+        data = flat_bytes(value.detach().cpu().resolve_conj().resolve_neg().contiguous())
+        return TensorValue(str(value.dtype).removeprefix("torch."), tuple(value.shape), data.numpy().tobytes())
+    add(name, value)
+    expanded = not is_dtensor(value) and is_expanded(value)
+    return TensorRef(name, tuple(value.shape) if expanded else None)
+
+
+def restored(value: object, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """``value`` with the tensors put back that ``lift`` took out."""
+    if isinstance(value, TensorRef):
+        tensor = tensors[value.name]
+        return tensor if value.expanded is None else tensor.expand(value.expanded)
+    if isinstance(value, TensorValue):
+        data = torch.from_numpy(np.frombuffer(value.data, np.uint8).copy())
+        return data.view(getattr(torch, value.dtype)).view(value.shape)
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:
+        assert isinstance(value, dict)
+        return kind((key, restored(item, tensors)) for key, item in value.items())
+    if kind is list or kind is tuple:
+        assert isinstance(value, (list, tuple))
+        return kind(restored(item, tensors) for item in value)
+    return value
+
+
+def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a is b or (a.data_ptr() == b.data_ptr() and a.stride() == b.stride() and a.device == b.device)

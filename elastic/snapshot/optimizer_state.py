@@ -1,0 +1,225 @@
+"""An optimizer's state by the names of its parameters, never by their positions.
+
+State tensors are called ``<attached as>.state.<parameter>.<key>``; the parameter is named as in the attached module
+that holds it, or ``group<g>.<i>`` if none does. The tree holds the parameter groups: their options, the names of their
+parameters, and which parameters have which state, so that "no state yet" and "state of zeros" stay apart. State is put
+back with the dtype it had, never cast to the dtype of its parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from elastic.errors import CaptureError, CorruptSnapshot
+from elastic.mesh import Mesh
+from elastic.snapshot.component import OPTIMIZER, Differences, Saved, Target
+from elastic.snapshot.layout import Layout
+from elastic.snapshot.names import check_distinct
+from elastic.snapshot.object_state import lift, restored
+from elastic.snapshot.tensor_layout import describe, is_dtensor, with_layout_of
+from elastic.snapshot.tensor_slots import TensorSlots
+from elastic.snapshot.tree import Encoded, encode_text
+
+_NOT_OPTIONS = ("params", "param_names")
+
+
+class OptimizerState:
+    """The component of a ``torch.optim.Optimizer``. ``names`` gives the names of parameters by their ids."""
+
+    kind = OPTIMIZER
+
+    def __init__(
+        self, name: str, optimizer: Optimizer, mesh: Mesh, rank: int, names: Callable[[], Mapping[int, str]]
+    ) -> None:
+        self.name, self.optimizer = name, optimizer
+        self._mesh, self._rank, self._names_by_id = mesh, rank, names
+        self.layouts: list[Layout] = []
+        self.tensors: list[torch.Tensor] = []
+        self._slots: TensorSlots | None = None
+        self._values: list[tuple[str, str, dict[str, object]]] = []
+        self._params: list[list[str]] = []
+        self._static: tuple[list[Encoded], Encoded] = ([], Encoded("[]"))
+        self._pending: Callable[[], None] | None = None
+
+    def invalidate(self) -> None:
+        """The names of the parameters may be others now."""
+        self._slots = None
+
+    def refresh(self) -> bool:
+        if self._slots is not None and self._slots.unchanged():
+            return False
+        by_parameter = self._named_parameters()
+        slots = TensorSlots()
+        slots.expect_size(self.optimizer.state)
+        slots.expect_size(self.optimizer.param_groups)
+        for group in self.optimizer.param_groups:
+            slots.expect_items(group["params"])
+        found: list[tuple[str, torch.Tensor]] = []
+        keys: dict[tuple[str, ...], list[str]] = {}
+        self._values = []
+        for parameter, state in self.optimizer.state.items():
+            name = by_parameter.get(id(parameter))
+            if name is None:
+                raise CaptureError(
+                    "the optimizer holds state of something that is in none of its parameter groups", self.name
+                )
+            slots.add(self.optimizer.state, parameter, state)
+            slots.expect_size(state)
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    found.append((f"{self.name}.state.{name}.{key}", value))
+                    slots.add(state, key, value, value)
+                else:
+                    self._values.append((name, key, state))
+                    lift(value, f"{self.name}.state.{name}.{key}", lambda n, t: found.append((n, t)))
+            tensor_keys = tuple(key for key, value in state.items() if isinstance(value, torch.Tensor))
+            keys.setdefault(tensor_keys, []).append(name)
+        slots.close()
+        check_distinct((name for name, _ in found), self.name)
+        described = [describe(name, tensor, self._mesh, self._rank) for name, tensor in found]
+        self.layouts, self.tensors = [layout for layout, _ in described], [local for _, local in described]
+        self._static = (
+            [Encoded(encode_text(names)) for names in self._params],
+            Encoded(encode_text([[list(key), names] for key, names in keys.items()])),
+        )
+        plain = all(isinstance(state[key], (int, float, str, type(None))) for _, key, state in self._values)
+        self._slots = slots if plain else None
+        return True
+
+    def tree(self) -> object:
+        params, state = self._static
+        groups = [
+            {
+                "params": names,
+                "options": {
+                    key: lift(value, f"{self.name}.param_groups.{key}", _refuse)
+                    for key, value in group.items()
+                    if key not in _NOT_OPTIONS
+                },
+            }
+            for group, names in zip(self.optimizer.param_groups, params)
+        ]
+        values = [
+            [name, key, lift(state[key], f"{self.name}.state.{name}.{key}", lambda n, t: None)]
+            for name, key, state in self._values
+        ]
+        return {"kind": self.kind, "class": type(self.optimizer).__name__, "groups": groups, "state": state,
+                "values": values}  # fmt: skip
+
+    def steps(self) -> int | None:
+        """How many steps the optimizer has taken, if its state says so: the ``step`` of its first parameter."""
+        for state in self.optimizer.state.values():
+            if "step" in state:
+                return int(state["step"])
+        return 0 if not self.optimizer.state else None
+
+    def plan(self, saved: Saved, differences: Differences) -> list[Target]:
+        by_parameter = self._named_parameters()
+        parameters = {by_parameter[id(p)]: p for group in self.optimizer.param_groups for p in group["params"]}
+        tree: dict[str, Any] = saved.tree if isinstance(saved.tree, dict) else {}
+        groups = tree.get("groups", [])
+        options = {name: group["options"] for group in groups for name in group["params"]}
+        label = f"{self.name}.state."
+        differences.missing += [label + name for name in parameters if name not in options]
+        differences.unexpected += [label + name for name in options if name not in parameters]
+        if tree.get("class") != type(self.optimizer).__name__:
+            differences.others.append(f"{self.name} is {type(self.optimizer).__name__} here, {tree.get('class')} there")
+        if [sorted(group["params"]) for group in groups] != [sorted(names) for names in self._params]:
+            differences.others.append(f"{self.name} has other parameter groups than in the snapshot")
+
+        state: dict[str, dict[str, object]] = {}
+        targets: list[Target] = []
+        for keys, names in tree.get("state", []):
+            for name in names:
+                if (parameter := parameters.get(name)) is not None:
+                    held = state.setdefault(name, {})
+                    for key in keys:
+                        held[key] = self._fresh(saved, f"{label}{name}.{key}", key, parameter, options[name], targets)
+        for name, key, value in tree.get("values", []):
+            if name in parameters:
+                lifted: dict[str, torch.Tensor] = {}
+                for full in saved.tensors:
+                    if full.startswith(f"{label}{name}.{key}"):
+                        made = self._fresh(saved, full, key, parameters[name], options[name], targets)
+                        lifted[full] = made
+                state.setdefault(name, {})[key] = restored(value, lifted)
+        self._pending = lambda: self._install(parameters, state, groups, options)
+        return targets
+
+    def finish(self) -> None:
+        if self._pending is not None:
+            self._pending()
+            self._pending = None
+            self._slots = None
+
+    def _named_parameters(self) -> dict[int, str]:
+        """Names of all parameters by id; fills ``_params``."""
+        known = self._names_by_id()
+        self._params, found = [], {}
+        for number, group in enumerate(self.optimizer.param_groups):
+            names = [known.get(id(p), f"group{number}.{index}") for index, p in enumerate(group["params"])]
+            self._params.append(names)
+            found.update(zip(map(id, group["params"]), names))
+        return found
+
+    def _fresh(
+        self,
+        saved: Saved,
+        full_name: str,
+        key: str,
+        parameter: torch.Tensor,
+        options: Mapping[str, Any],
+        targets: list[Target],
+    ) -> torch.Tensor:
+        """Memory for one saved state tensor, laid out as its parameter if it has that shape, and its target."""
+        spec = saved.find(full_name)
+        if spec is None:
+            raise CorruptSnapshot(f"the snapshot says that it holds {full_name!r}, and has no such tensor")
+        device = parameter.device
+        if key == "step":  # where torch.optim.Optimizer.load_state_dict puts it
+            device = device if options.get("capturable") or options.get("fused") else torch.device("cpu")
+        dtype = getattr(torch, spec.dtype)
+        if is_dtensor(parameter) and spec.shape == tuple(parameter.shape):
+            layout, local = describe(full_name, parameter, self._mesh, self._rank)
+            fresh = torch.empty(local.shape, dtype=dtype, device=device)
+            if (box := layout.box_of(self._mesh, self._rank)) is not None:
+                targets.append(Target(spec.name, box, fresh))
+            return with_layout_of(fresh, parameter)
+        like_parameter = spec.shape == tuple(parameter.shape) and dtype.itemsize and not parameter.is_contiguous()
+        fresh = (
+            torch.empty_like(parameter, dtype=dtype, device=device)
+            if like_parameter
+            else torch.empty(spec.shape, dtype=dtype, device=device)
+        )
+        fresh.requires_grad_(False)
+        targets.append(Target(spec.name, spec.box, fresh))
+        return fresh
+
+    def _install(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        state: Mapping[str, dict[str, object]],
+        groups: list[dict[str, Any]],
+        options_by_name: Mapping[str, Any],
+    ) -> None:
+        self.optimizer.state.clear()
+        for name, held in state.items():
+            self.optimizer.state[parameters[name]] = held
+        for number, group in enumerate(self.optimizer.param_groups):
+            options = next((options_by_name[name] for name in self._params[number] if name in options_by_name), {})
+            if not self._params[number] and number < len(groups) and not groups[number]["params"]:
+                options = groups[number]["options"]
+            for key, value in restored(options, {}).items():
+                live = group.get(key)
+                if isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor) and live.shape == value.shape:
+                    live.detach().copy_(value)  # a captured graph reads the learning rate from this very memory
+                else:
+                    group[key] = value
+
+
+def _refuse(name: str, tensor: torch.Tensor) -> None:
+    raise CaptureError(f"a tensor of {tensor.nbytes} bytes cannot be an option of a parameter group", name)
