@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from enum import Enum
 
-from elastic.errors import ConfigError, StorageError
+from elastic.errors import StorageError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -71,6 +71,15 @@ def too_short(where: str, size_bytes: int, start: int, end: int) -> StorageError
     )
 
 
+def no_conditional_write(url: str) -> StorageError:
+    """Why a store cannot hold commits."""
+    return StorageError(
+        "this store has no conditional write, so two writers could overwrite each other's commit",
+        url,
+        "use a directory or an object store that has one: s3://, gs:// or abfs://",
+    )
+
+
 class BlobStore(ABC):
     """A durable map from names to bytes.
 
@@ -90,7 +99,8 @@ class BlobStore(ABC):
     def put_if_absent(self, key: str, data: Buffer) -> PutOutcome:
         """Write ``data`` only if ``key`` does not exist. Of many concurrent callers exactly one gets WRITTEN.
 
-        StorageError means that this call has written nothing that lasts; whatever is in doubt is UNKNOWN.
+        StorageError means that this call has written nothing that lasts. Whatever is in doubt is UNKNOWN: also that
+        the key holds just these bytes already, where a network may have sent the request twice.
         """
 
     @abstractmethod
@@ -140,19 +150,15 @@ class BlobStore(ABC):
         """Prove, once and at start, that this place can be written, read and refuses a second writer; or raise."""
         key = f"check-{uuid.uuid4().hex}"
         body = key.encode()
+        first = self.put_if_absent(key, body)
+        found = self.get(key) if first is not PutOutcome.REFUSED else b""
         try:
-            outcomes = (self.put_if_absent(key, body), self.put_if_absent(key, b"a second writer"))
-            found, listed = self.get(key), list(self.list(key))
+            second = self.put_if_absent(key, b"a second writer")
+            listed = list(self.list(key))
         finally:
             self.delete(key)
-        if PutOutcome.UNKNOWN in outcomes:
-            raise StorageError("the store did not answer a first small write", self.url, "try again when it does")
-        if outcomes[1] is not PutOutcome.REFUSED or found != body:
-            raise StorageError(
-                "this store has no conditional write, so two writers could overwrite each other's commit",
-                self.url,
-                "use a local or shared directory, or an object store that supports 'If-None-Match: *'",
-            )
+        if found != body or first is PutOutcome.REFUSED or second is PutOutcome.WRITTEN:
+            raise no_conditional_write(self.url)
         if listed != [key]:
             raise StorageError("a listing does not show what was just written", self.url, "use a consistent store")
 
@@ -186,8 +192,6 @@ def open_store(url: str) -> BlobStore:
         from elastic.storage.memory_blobs import MemoryBlobs
 
         return MemoryBlobs.shared(rest)
-    if not scheme.isalnum():
-        raise ConfigError("storage_path", url, "use a directory, file://DIR or s3://BUCKET/PREFIX")
     from elastic.storage.remote_blobs import RemoteBlobs
 
     return RemoteBlobs(url)
