@@ -209,8 +209,8 @@ def _silences(name: str, found: Sequence[tuple[float, str, str, int]]) -> Iterab
             yield Finding(
                 "W_LOG_GAP",
                 "warn",
-                f"{name}: no failure for {gap:.0f} s between lines {earlier[3]} and {later[3]}, {gap / others:.0f} times "
-                "the usual gap; if nothing was logged or running then, cut that time out",
+                f"{name}: no failure for {gap:.0f} s between lines {earlier[3]} and {later[3]}, "
+                f"{gap / others:.0f} times the usual gap; if nothing was logged then, cut that time out",
             )
 
 

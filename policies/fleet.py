@@ -76,7 +76,7 @@ def triple_loss_rate(node_per_s: float, nodes: int, exposed_s: float) -> float:
 
 def groups_survive(nodes: int, lost: int) -> float:
     """The probability that ``lost`` random nodes of ``nodes`` hold no whole pair: ``C(N/2,k) 2^k / C(N,k)``."""
-    return math.comb(nodes // 2, lost) * 2**lost / math.comb(nodes, lost)
+    return float(math.comb(nodes // 2, lost) * 2**lost / math.comb(nodes, lost))
 
 
 def ring_survives(nodes: int, lost: int) -> float:

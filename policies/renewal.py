@@ -8,14 +8,14 @@ until it is durable. With ``S = exp(-t/M)`` this is the formula of ``single_tier
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from policies.domain import check_positive
 from policies.search import maximise_log
 from policies.single_tier import exact
 
-__all__ = ["Weibull", "lazy_schedule", "renewal_efficiency", "renewal_optimum"]
+__all__ = ["Weibull", "lazy_schedule", "renewal_efficiency", "renewal_optimum", "schedule_efficiency"]
 
 _TAIL = 1e-13
 _DIRECT_TERMS = 200_000
@@ -118,3 +118,21 @@ def lazy_schedule(law: Weibull, *, cost_s: float, restart_s: float = 0.0, saves:
         schedule.append(interval)
         age += interval + cost_s
     return tuple(schedule)
+
+
+def schedule_efficiency(
+    schedule: Sequence[float],
+    *,
+    survival: Callable[[float], float],
+    mean_s: float,
+    cost_s: float,
+    restart_s: float = 0.0,
+    downtime_s: float = 0.0,
+) -> float:
+    """Efficiency of a schedule of intervals that starts anew at each failure; its last interval repeats."""
+    total, age = 0.0, restart_s
+    for interval in schedule:
+        age += interval + cost_s
+        total += interval * survival(age)
+    rest = renewal_efficiency(schedule[-1], survival=survival, mean_s=mean_s, cost_s=cost_s, restart_s=age)
+    return (total + rest * mean_s) / (mean_s + downtime_s)

@@ -162,6 +162,7 @@ def simulate_two_tier(
     # Saves are numbered by the work they hold, in intervals.
     taken, in_local, in_remote = (np.zeros(jobs, dtype=np.int64) for _ in range(3))
     replicating, uploading = np.full(jobs, math.inf), np.full(jobs, math.inf)
+    bare = np.full(jobs, True)  # nothing in the local tier: whatever fails now, the restore is a remote one
     upload_of = np.zeros(jobs, dtype=np.int64)
     life = rng.exponential(1 / total, jobs)
     lives = np.zeros(jobs, dtype=np.int64)
@@ -190,7 +191,7 @@ def simulate_two_tier(
 
         ends &= ~fails
         restarted, worked, stalled = (ends & (phase == kind) for kind in (_RESTART, _WORK, _STALL))
-        phase[restarted] = _WORK
+        phase[restarted], bare[restarted] = _WORK, False
         taken[worked] += 1
         since[worked] = 0.0
         also_remote = worked & (taken % k == 0) & ~(uploading < math.inf)
@@ -208,11 +209,12 @@ def simulate_two_tier(
             seen += count
             kind = np.searchsorted(edges, rng.random(count), side="right")
             wall[fails] += model.downtime_s
-            phase[fails], left[fails] = _RESTART, restarts[kind]
-            since[fails], replicating[fails] = 0.0, math.inf
-            life[fails] = rng.exponential(1 / total, count)
             hit = np.flatnonzero(fails)
             domain = hit[kind == 2]
+            bare[domain] = True
+            phase[fails], left[fails] = _RESTART, np.where(bare[hit], model.restart_domain_s, restarts[kind])
+            since[fails], replicating[fails] = 0.0, math.inf
+            life[fails] = rng.exponential(1 / total, count)
             in_local[domain] = in_remote[domain]
             # What was captured and is not in the local tier is gone, and with it an upload that reads it.
             orphaned = hit[(upload_of[hit] < 0) | (upload_of[hit] > in_local[hit])]
@@ -229,7 +231,7 @@ def simulate_two_tier(
                 wall, phase, left, since = wall[keep], phase[keep], left[keep], since[keep]
                 taken, in_local, in_remote = taken[keep], in_local[keep], in_remote[keep]
                 replicating, uploading, upload_of = replicating[keep], uploading[keep], upload_of[keep]
-                life, lives = life[keep], lives[keep]
+                bare, life, lives = bare[keep], life[keep], lives[keep]
     return _ratio(np.concatenate(done_useful), np.concatenate(done_wall), seen)
 
 
