@@ -89,8 +89,8 @@ def _join_rows(table: ChunkTable) -> tuple[Ids, Ints, Ints]:
     tensor, offset, shape = table.tensor_id, table.offset, table.shape
     if not len(tensor):
         return tensor, offset, shape
-    across: list[Ints] = [column[:, d] for d in range(1, offset.shape[1]) for column in (offset, shape)]
-    order = np.lexsort((offset[:, 0], *across, tensor))
+    across = [column[:, d] for d in range(1, offset.shape[1]) for column in (offset, shape)]
+    order = np.lexsort(np.stack([offset[:, 0], *across, tensor.astype(np.int64)]))
     tensor, offset, shape = tensor[order], offset[order], shape[order]
     same = (tensor[1:] == tensor[:-1]) & (offset[1:, 0] == offset[:-1, 0] + shape[:-1, 0])
     same &= ((offset[1:, 1:] == offset[:-1, 1:]) & (shape[1:, 1:] == shape[:-1, 1:])).all(axis=1)

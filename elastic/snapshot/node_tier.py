@@ -22,22 +22,27 @@ import numpy as np
 import numpy.typing as npt
 
 from elastic.errors import CommitRefused, CorruptSnapshot, InternalError, SnapshotError
-from elastic.mesh import Mesh
 from elastic.snapshot.arena import ArenaPool
+from elastic.snapshot.assemble import index_of_headers
 from elastic.snapshot.checksum import DEFAULT_ALGORITHM, check_algorithm
 from elastic.snapshot.chunk_table import ChunkTable, table_of_pieces
 from elastic.snapshot.held_share import HeldShare, ShareHeader
-from elastic.snapshot.index import ObjectTrees, SnapshotIndex
+from elastic.snapshot.index import SnapshotIndex
+from elastic.snapshot.manifest import FileRecord, SnapshotRef
 from elastic.snapshot.object_names import check_part, node_pack, parse_node_pack
-from elastic.snapshot.one_point import check_points
+from elastic.snapshot.reader import SnapshotCatalog
 from elastic.snapshot.save_plan import SaveShare
-from elastic.snapshot.seal import digest_chunks, digest_objects, seal, table_digest
+from elastic.snapshot.seal import digest_chunks, seal, table_digest
 from elastic.snapshot.share import ShareReport, SlotRef, StagedShare
-from elastic.storage.blob_store import Buffer
+from elastic.snapshot.sources import Chunk, Copy, Serve, ServedCopy, VerifiedSource
+from elastic.snapshot.uploader import PARALLEL_UPLOADS, upload_shares
+from elastic.storage.blob_store import BlobStore, Buffer
 
 KEPT_SLOTS = 2
 """Slots per share besides those in flight: the committed snapshot, and one for the live tier."""
 CACHED_PLANS = 64
+MAX_DEPTH = 16
+"""A snapshot that would refer to one this deep is written in full."""
 
 
 @dataclass(slots=True)
@@ -72,6 +77,7 @@ class NodeTier:
         self._lock = threading.RLock()
         self._tables = lru_cache(CACHED_PLANS)(self._table_of_plan)
         self._plans: dict[str, bytes] = {}
+        self._uploaded: dict[str, ChunkTable] = {}
 
     # ---- before the first snapshot
 
@@ -306,12 +312,77 @@ class NodeTier:
         view = self.arena.view(share.slot).data.toreadonly()
         return [view[start : start + size] for start, size in zip(byte_start.tolist(), nbytes.tolist())]
 
+    def source(self, attempt: str, peers: Sequence[tuple[str, Serve]] = (), twin: Copy | None = None) -> VerifiedSource:
+        """Where the chunks of a committed attempt are read from: own memory, then ``peers`` (name and ``serve``) in
+        order, then ``twin``, a durable copy (see ``TwinCopy``). For tables whose packs are those of the node tier."""
+        if attempt != self._committed:
+            raise SnapshotError("only a committed attempt can be read", f"attempt {attempt}")
+        copies: list[Copy] = [ServedCopy("own node", self.serve)]
+        copies += [ServedCopy(name, serve) for name, serve in peers]
+        return VerifiedSource([*copies, twin] if twin is not None else copies)
+
+    def read(self, attempt: str, table: ChunkTable, rows: npt.NDArray[np.int64]) -> list[Chunk]:
+        """Verified bytes of chunks of a committed attempt from this node's own memory, as views of the arena."""
+        return self.source(attempt).read(table, rows)
+
     def locate(self, pack: str) -> SlotRef | None:
         """The slot in which a pack of the committed attempt lies on this node: a rank maps it and copies straight from
         it. Byte ranges of the chunk table are those of the slot."""
         attempt, rank = parse_node_pack(pack)
         share = self._readable(attempt).get(rank)
         return None if share is None else share.slot
+
+    # ---- durable storage
+
+    def upload(
+        self,
+        attempt: str,
+        store: BlobStore,
+        prefix: str,
+        *,
+        node: int,
+        ranks: Sequence[int] | None = None,
+        previous: SnapshotRef | None = None,
+        max_depth: int = MAX_DEPTH,
+        parallel: int = PARALLEL_UPLOADS,
+    ) -> list[FileRecord]:
+        """Write the shares of ``ranks`` (all that are held) under ``prefix`` (see ``attempt_prefix``), as the
+        ``node``-th of the stores that do. Chunks that ``previous`` holds are referred
+        to, unless it is ``max_depth`` deep already.
+
+        The slots are held meanwhile, whatever is committed. Durable on return. Raises StorageError if a write failed,
+        SnapshotError if a share is not held here.
+        """
+        with self.pinned(attempt) as shares:
+            chosen = sorted(shares) if ranks is None else list(ranks)
+            if missing := [rank for rank in chosen if rank not in shares]:
+                raise SnapshotError(f"the shares of ranks {missing} are not held on this node", f"attempt {attempt}")
+            if not chosen:
+                return []
+            before = None
+            if previous is not None and previous.depth < max_depth:
+                before = self._table_of(store, previous)
+            bytes_of = {rank: self.arena.view(shares[rank].slot) for rank in chosen}
+            records, table = upload_shares(
+                {rank: (shares[rank].header.table, bytes_of[rank]) for rank in chosen},
+                store,
+                prefix,
+                node=node,
+                previous=before,
+                parallel=parallel,
+            )
+        with self._lock:
+            self._uploaded = dict([*self._uploaded.items(), (prefix, table)][-2:])
+        return records
+
+    def _table_of(self, store: BlobStore, ref: SnapshotRef) -> ChunkTable | None:
+        """The chunk table of a committed snapshot: what this node wrote of it, or all of it from the store."""
+        if (table := self._uploaded.get(ref.prefix)) is not None:
+            return table
+        try:
+            return SnapshotCatalog(store, ref.run).open(ref).table
+        except CorruptSnapshot:
+            return None
 
     def close(self) -> None:
         """Give all memory back and remove the files."""
@@ -373,28 +444,3 @@ class NodeTier:
     def _table_of_plan(self, plan_key: str) -> ChunkTable:
         share = SaveShare.from_bytes(self._plans[plan_key])
         return table_of_pieces(share.pieces, "unsealed", self.algorithm, share.aliases)
-
-
-def index_of_headers(attempt: str, headers: Mapping[int, ShareHeader], snapshot_id: str = "") -> SnapshotIndex:
-    """The index of the shares of all ranks. Raises as ``NodeTier.index``."""
-    if not headers:
-        raise CorruptSnapshot("no share of the attempt is held", f"attempt {attempt}")
-    first = next(iter(headers.values()))
-    if missing := sorted(set(range(first.world_size)) - set(headers)):
-        raise CorruptSnapshot(f"the shares of ranks {missing[:8]} are held nowhere", f"attempt {attempt}")
-    ordered = [headers[rank] for rank in range(first.world_size)]
-    point = check_points({header.rank: header.point for header in ordered}, f"attempt {attempt}")
-    if unlike := [header.rank for header in ordered if header.mesh != first.mesh]:
-        raise CommitRefused(f"ranks {unlike[:8]} were on another mesh than rank {first.rank}", f"attempt {attempt}")
-    algorithm = first.table.algorithm
-    digests = [digest_objects(header.objects, algorithm) for header in ordered]
-    trees = dict(zip(digests, (header.objects for header in ordered)))
-    return SnapshotIndex(
-        point.step,
-        attempt,
-        snapshot_id,
-        Mesh(first.mesh),
-        point,
-        ChunkTable.concat([header.table for header in ordered]),
-        ObjectTrees(tuple(digests), trees),
-    )
