@@ -192,6 +192,7 @@ class LocalBlobs(BlobStore):
                         entry.name + "/" * entry.is_dir(follow_symlinks=False)
                         for entry in entries
                         if not entry.name.startswith(LEFTOVER_PREFIX)
+                        and (entry.is_dir(follow_symlinks=False) or entry.is_file())
                     )
             except (FileNotFoundError, NotADirectoryError):
                 return
@@ -278,6 +279,14 @@ def _link(temporary: str, path: str, descriptor: int) -> bool:
     except FileExistsError:
         # A network file system may repeat a request whose answer was lost: two names mean that ours went through.
         return os.fstat(descriptor).st_nlink == 2
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise StorageError(
+                "this file system has no hard links, so two writers could overwrite each other's commit",
+                path,
+                "name a directory on another file system",
+            ) from None
+        raise
     return True
 
 
