@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from elastic.errors import CaptureError, RestoreError
 from elastic.mesh import Mesh
-from elastic.snapshot.component import MODEL, OPTIMIZER, SCHEDULER, Component
-from elastic.snapshot.layout import Layout
+from elastic.snapshot.component import MODEL, OPTIMIZER, Component
+from elastic.snapshot.layout import Box, Layout
 from elastic.snapshot.module_state import ModuleState
 from elastic.snapshot.object_state import ObjectState
 from elastic.snapshot.optimizer_state import OptimizerState
@@ -31,11 +31,15 @@ SLACK_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class CapturedTensor:
-    """One tensor to save: its layout over the mesh, the memory of this rank, and other names for the same memory."""
+    """One tensor to save: its layout over the mesh, the memory of this rank, and other names for the same memory.
+
+    ``held`` is the box that the memory holds; None stands for the whole tensor.
+    """
 
     layout: Layout
     tensor: torch.Tensor
     aliases: tuple[str, ...] = ()
+    held: Box | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class Attached:
             self._share = plan_share([t.layout for t in tensors], self.mesh, self.rank, aliases, self._key)
         return self._share
 
-    def expected_bytes(self) -> int:
+    def share_bytes(self) -> int:
         """Bytes an arena slot needs for this rank's share, optimizer state that does not exist yet included.
 
         For optimizers without state yet, two tensors like each parameter and a counter are taken for granted (Adam);
@@ -105,17 +109,15 @@ class Attached:
         largest_row = max((t.tensor.nbytes // max(1, *t.tensor.shape) for t in tensors if t.tensor.dim()), default=0)
         return self.share().nbytes + future + 4 * largest_row + SLACK_BYTES
 
-    def counters(self) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
-        """Steps taken by each optimizer and each scheduler, for the proof that all ranks saved one moment."""
-        optimizers, schedulers = [], []
-        for component in self.components:
-            if isinstance(component, OptimizerState) and (steps := component.steps()) is not None:
-                optimizers.append((component.name, steps))
-            elif isinstance(component, ObjectState) and component.kind == SCHEDULER:
-                last = getattr(component.value, "last_epoch", None)
-                if isinstance(last, int):
-                    schedulers.append((component.name, last))
-        return tuple(optimizers), tuple(schedulers)
+    def optimizer_steps(self) -> tuple[tuple[str, int], ...]:
+        """Steps taken by each optimizer that counts them, for the proof that all ranks saved one moment."""
+        found = [(c.name, c.steps()) for c in self.components if isinstance(c, OptimizerState)]
+        return tuple((name, steps) for name, steps in found if steps is not None)
+
+    def scheduler_steps(self) -> tuple[tuple[str, int], ...]:
+        """``last_epoch`` of each LR scheduler, likewise."""
+        found = [(c.name, getattr(c.value, "last_epoch", None)) for c in self.components if isinstance(c, ObjectState)]
+        return tuple((name, last) for name, last in found if type(last) is int)
 
     def check_usable(self) -> None:
         """Raise RestoreError if a restore failed midway and the live state is half old, half new."""
@@ -192,7 +194,12 @@ class Attached:
         }
         self._layouts = layouts
         self._tensors = tuple(
-            CapturedTensor(layout, tensor, tuple(aliases.get(place, ())))
+            CapturedTensor(
+                layout,
+                tensor,
+                tuple(aliases.get(place, ())),
+                layout.box_of(self.mesh, self.rank) if layout.cuts else None,
+            )
             for place, (layout, tensor) in enumerate(zip(layouts, tensors))
         )
         if not same_plan or not self._key:
