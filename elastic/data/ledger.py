@@ -16,8 +16,8 @@ Any other gap is a fault.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import xxhash
@@ -85,21 +85,22 @@ class Audit:
         return not self.faults
 
 
-def encode_row(row: LedgerRow) -> list[int | str]:
-    """Return the row as a short list for a line of the journal."""
-    return [row.generation, row.step, row.rank, row.dp_size, row.start, row.stop, row.digest, row.tokens]
+def encode_row(row: LedgerRow) -> str:
+    """Return the row as one short string for the journal: its fields, in order, with spaces between."""
+    return " ".join(str(value) for value in astuple(row))
 
 
-def decode_row(encoded: Sequence[int | str]) -> LedgerRow:
+def decode_row(encoded: str) -> LedgerRow:
     """Return the row that ``encode_row`` wrote.
 
-    Raises ConfigError if the list is not such a row.
+    Raises ConfigError if the string is not such a row.
     """
-    numbers = [value for index, value in enumerate(encoded) if index != 6]
-    if len(encoded) != 8 or not isinstance(encoded[6], str) or not all(type(value) is int for value in numbers):
-        raise ConfigError("ledger row", list(encoded), "a row is seven integers and a digest; the journal is damaged")
-    generation, step, rank, dp_size, start, stop, tokens = (int(value) for value in numbers)
-    return LedgerRow(generation, step, rank, dp_size, start, stop, encoded[6], tokens)
+    try:
+        *head, digest, tokens = encoded.split(" ")
+        generation, step, rank, dp_size, start, stop = map(int, head)
+        return LedgerRow(generation, step, rank, dp_size, start, stop, digest, int(tokens))
+    except (AttributeError, ValueError) as error:
+        raise ConfigError("ledger row", encoded, "is no row; the journal is damaged") from error
 
 
 def audit(
@@ -111,12 +112,14 @@ def audit(
     first_position: int = 0,
     last_step: int | None = None,
     end_position: int | None = None,
+    last_generation: int | None = None,
 ) -> Audit:
     """Check that the surviving trajectory consumed every position of ``order`` exactly once, step by step.
 
     ``first_step`` (default: the lowest in the rows) begins at ``first_position``; each step takes
     ``global_batch_size`` positions, the last one fewer if ``end_position`` says where the data ends. ``last_step``
-    is the last one that the run says it finished (default: the highest in the rows). Rows that several ranks wrote
+    is the last one that the run says it finished, ``last_generation`` the last one that it formed (default: the highest
+    in the rows). Rows that several ranks wrote
     alike for one data-parallel rank (tensor-parallel peers) count once.
     """
     found = _Findings()
@@ -124,7 +127,6 @@ def audit(
     starts: dict[int, int] = {}
     for row in unique:
         starts[row.generation] = min(row.step, starts.get(row.generation, row.step))
-    generations = sorted(starts)
     surviving = _surviving(unique, starts)
     if not surviving and last_step is None:
         return Audit(0, 0, 0, 0, 0, 0, 0, 0, ())
@@ -134,6 +136,7 @@ def audit(
         if not first <= step <= last:
             found.fault(f"step {step} has rows, but the run went from step {first} to step {last}")
 
+    newest = last_generation if last_generation is not None else max(starts, default=0)
     latest_row: dict[tuple[int, int], int] = {}
     for row in unique:
         key = row.generation, row.rank
@@ -151,7 +154,7 @@ def audit(
         if not here:
             found.fault(f"step {step}: no rows; positions {position} to {stop} were skipped")
         else:
-            here = [*here, *_attested(here, position, stop, latest_row, generations)]
+            here = [*here, *_attested(here, position, stop, latest_row, newest)]
             if len({(row.generation, row.dp_size) for row in here}) > 1:
                 found.fault(f"step {step}: its rows disagree on the generation or the number of ranks")
             _check_tiling(step, position, stop, here, found)
@@ -174,7 +177,7 @@ def audit(
         skipped=skipped,
         attested=attested,
         redone_steps=len({(row.generation, row.step) for row in unique}) - len(surviving),
-        generations=len(generations),
+        generations=len(starts),
         faults=tuple(found.faults),
     )
 
@@ -237,11 +240,11 @@ def _surviving(rows: list[LedgerRow], starts: dict[int, int]) -> dict[int, list[
 
 
 def _attested(
-    here: list[LedgerRow], position: int, stop: int, latest_row: dict[tuple[int, int], int], generations: list[int]
+    here: list[LedgerRow], position: int, stop: int, latest_row: dict[tuple[int, int], int], newest: int
 ) -> list[LedgerRow]:
     """Return rows, without a digest, for the ranks that died at this step while their peers finished it."""
     witness = here[0]
-    if witness.generation == generations[-1]:
+    if witness.generation >= newest:
         return []
     present = {row.rank for row in here}
     rows = []

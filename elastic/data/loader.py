@@ -27,7 +27,7 @@ from elastic.data.order import Ids, Order, SampleOrder, check_dp_size, cut
 from elastic.data.prefetch import PrefetchedBatches, requests
 from elastic.errors import ConfigError, InternalError
 
-__all__ = ["ElasticLoader"]
+__all__ = ["Batch", "ElasticLoader"]
 
 _BLOCK_IDS = 8192
 

@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 
 import pytest
@@ -100,6 +99,12 @@ def test_the_part_of_a_rank_that_died_after_its_step_is_attested_by_its_peers():
     assert report.samples == 80
 
 
+def test_a_generation_that_made_no_step_still_took_over():
+    rows = [row for row in rows_of(1, range(5), 4) if not (row.step == 4 and row.rank == 2)]
+    assert not audit(rows, ORDER, BATCH).clean
+    assert audit(rows, ORDER, BATCH, last_generation=2).clean
+
+
 def test_a_hole_in_the_middle_of_a_generation_is_not_attested():
     first = [row for row in rows_of(1, range(5), 4) if not (row.step == 3 and row.rank == 2)]
     report = audit(first + rows_of(2, range(5, 8), 3), ORDER, BATCH)
@@ -154,10 +159,11 @@ def test_a_thousand_faults_are_told_in_a_hundred_sentences():
 
 def test_rows_survive_the_journal():
     row = LedgerRow(3, 1_000_000_007, 2, 4, 2**40, 2**40 + 16, digest_of(ORDER.ids(0, 16)), 12345)
-    assert decode_row(json.loads(json.dumps(encode_row(row)))) == row
+    assert decode_row(encode_row(row)) == row
+    assert len(encode_row(row)) < 80
 
 
-@pytest.mark.parametrize("damaged", [[], [1, 2, 3], [1, 2, 3, 4, 5, 6, 7, 8], ["1", 2, 3, 4, 5, 6, "a", 8]])
+@pytest.mark.parametrize("damaged", ["", "1 2 3", "1 2 3 4 5 6 digest", "a 2 3 4 5 6 digest 8", None])
 def test_a_damaged_row_is_refused(damaged):
     with pytest.raises(ConfigError, match="ledger row"):
         decode_row(damaged)
