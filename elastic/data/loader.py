@@ -184,7 +184,7 @@ class ElasticLoader:
         assert isinstance(self._order, Interleave)
         self._order = self._order.changed(delivered, weights)
         self._block = _Block()
-        self._workers = None
+        self._drop_prefetched()
 
     def _state(self) -> LoaderState:
         mixture = None
@@ -205,7 +205,12 @@ class ElasticLoader:
 
     def _drop_fetched(self) -> None:
         self._current = None
-        self._workers = None
+        self._drop_prefetched()
+
+    def _drop_prefetched(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
 
     def _step_stop(self, start: int) -> int:
         stop = start + self.global_batch_size

@@ -27,6 +27,7 @@ __all__ = ["ArrayDocuments", "Documents", "PackedDataset", "document_mask"]
 
 IGNORED_TARGET = -100
 _ORDER_OF_DOCUMENTS = 0x0D0C5
+_NONE: Ids = np.empty(0, dtype=np.int64)
 
 
 class Documents(Protocol):
@@ -60,12 +61,16 @@ class ArrayDocuments:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """Pieces of documents in the order of the packs; pack ``p`` holds pieces ``first[p]`` to ``first[p + 1]``."""
+    """Pieces of documents in the order of the packs; pack ``p`` holds pieces ``first[p]`` to ``first[p + 1]``.
+
+    ``filled[p]`` is the number of tokens in all packs before. Neither is kept for ``split``, where they are known.
+    """
 
     document: Ids
     begin: Ids
     length: Ids
     first: Ids
+    filled: Ids
 
 
 class PackedDataset:
@@ -123,8 +128,7 @@ class PackedDataset:
             last_packs = int((ids % self._length == self._length - 1).sum())
             return len(ids) * self.sequence_length - last_packs * missing
         pieces = self._pieces(0)
-        filled = np.concatenate([[0], np.cumsum(pieces.length)])[pieces.first]
-        return int((filled[ids + 1] - filled[ids]).sum())
+        return int((pieces.filled[ids + 1] - pieces.filled[ids]).sum())
 
     def __len__(self) -> int:
         return self._length
@@ -180,7 +184,7 @@ class PackedDataset:
             lengths = self._documents.lengths[order]
             if self.mode == "split":
                 begins = np.cumsum(lengths) - lengths
-                self._cached[epoch] = _Pieces(order, begins, lengths, np.empty(0, dtype=np.int64))
+                self._cached[epoch] = _Pieces(order, begins, lengths, _NONE, _NONE)
             else:
                 self._cached[epoch] = _fitted(order, lengths, self.sequence_length)
         return self._cached[epoch]
@@ -203,7 +207,8 @@ def _fitted(order: Ids, lengths: Ids, size: int) -> _Pieces:
     while piece < document.size:
         first.append(piece)
         piece = leaps[piece]
-    return _Pieces(document, begin, length, np.array([*first, document.size], dtype=np.int64))
+    packs = np.array([*first, document.size], dtype=np.int64)
+    return _Pieces(document, begin, length, packs, filled[packs])
 
 
 def document_mask(document_ids: torch.Tensor) -> torch.Tensor:

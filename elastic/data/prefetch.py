@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.context
 import pickle
+import queue
 import random
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +22,10 @@ from elastic.data.order import Ids, SampleOrder, cut, derive_seed
 from elastic.errors import ConfigError, InternalError
 
 __all__ = ["PrefetchedBatches", "requests"]
+
+_RECEIVED_AHEAD = 2
+_LONGEST_WAIT_S = 1.0
+_Received: TypeAlias = "tuple[Any, BaseException | None]"
 
 
 def requests(
@@ -34,7 +42,11 @@ def requests(
 
 
 class PrefetchedBatches:
-    """Collated batches on their way from worker processes, in the order of the requests. Dropping it stops them."""
+    """Collated batches on their way from worker processes, in the order of the requests.
+
+    A thread takes them off the workers' queue: unpacking shared memory costs a millisecond a batch (m), which is thus
+    spent beside the step and not before it. ``close``, or dropping the object, stops the thread and the workers.
+    """
 
     def __init__(
         self,
@@ -51,7 +63,7 @@ class PrefetchedBatches:
         generator = torch.Generator()  # its own: starting workers must not move the generator of the training
         generator.manual_seed(derive_seed(seed))
         source: Any = _WorkerDataset(dataset, seed)
-        self._batches = iter(
+        batches = iter(
             DataLoader(
                 source,
                 batch_sampler=_Remembered(wanted, self._asked),
@@ -62,14 +74,50 @@ class PrefetchedBatches:
                 generator=generator,
             )
         )
+        self._ready: queue.Queue[_Received] = queue.Queue(maxsize=_RECEIVED_AHEAD)
+        self._failed: BaseException | None = None
+        stopped = threading.Event()
+        # The thread alone holds the iterator, and nothing of this object: when it ends, the workers do.
+        self._thread = threading.Thread(
+            target=_receive, args=(batches, self._ready, stopped), name="elastic-prefetch", daemon=True
+        )
+        self._stop = weakref.finalize(self, _stop, self._ready, stopped)
+        self._thread.start()
 
     def next(self, ids: Ids) -> Any:
         """Return the data of the next request, which must be for ``ids``."""
-        data = next(self._batches)
+        if self._failed is None:
+            data, self._failed = self._ready.get()
+        if self._failed is not None:
+            raise self._failed
         asked = self._asked.popleft()[1:]
         if asked != ids.tolist():
             raise InternalError("a prefetched batch does not belong to the cursor", (f"asked {asked}", f"want {ids}"))
         return data
+
+    def close(self) -> None:
+        """Stop the workers; wait for them a second at most, since one may be deep in the user's code."""
+        self._stop()
+        self._thread.join(timeout=_LONGEST_WAIT_S)
+
+
+def _receive(batches: Iterator[Any], ready: queue.Queue[_Received], stopped: threading.Event) -> None:
+    try:
+        while not stopped.is_set():
+            ready.put((next(batches), None))
+    except StopIteration:
+        pass
+    except BaseException as error:
+        if not stopped.is_set():
+            # Its text holds the worker's traceback. Our own frames would keep the workers alive as long as the error.
+            ready.put((None, error.with_traceback(None)))
+
+
+def _stop(ready: queue.Queue[_Received], stopped: threading.Event) -> None:
+    stopped.set()
+    with contextlib.suppress(queue.Empty):
+        while True:  # whoever waits to put gets room, sees that it is stopped, and ends
+            ready.get_nowait()
 
 
 class _Remembered:

@@ -1,6 +1,8 @@
 """What the run relies on in a loader: share, cursor, weight, state, prefetch."""
 
+import gc
 import json
+import multiprocessing
 import random
 import threading
 
@@ -373,3 +375,46 @@ def test_new_weights_reach_batches_that_workers_had_already_prefetched():
 def test_a_mixture_that_cannot_work_is_refused(build):
     with pytest.raises(ConfigError):
         build()
+
+
+class Failing(Squares):
+    def __getitem__(self, index):
+        raise KeyError(f"sample {index} is broken")
+
+
+def test_an_error_in_a_worker_reaches_the_training_thread_with_its_text():
+    loader = ElasticLoader(Failing(), global_batch_size=4, num_workers=1)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="is broken"):
+            loader.fetch()
+    loader.close()
+
+
+def test_closed_or_dropped_loaders_leave_no_process_and_no_thread():
+    def alive():
+        threads = sum(thread.name == "elastic-prefetch" for thread in threading.enumerate())
+        return threads, len(multiprocessing.active_children())
+
+    before = alive()
+    loader = ElasticLoader(Squares(), global_batch_size=4, num_workers=2)
+    loader.fetch()
+    assert alive() != before
+    loader.close()
+    assert alive() == before
+    assert loader.fetch().ids.size == 4, "a closed loader can be used again"
+    thread = loader._workers._thread
+    del loader
+    gc.collect()
+    thread.join(timeout=10)
+    assert alive() == before
+
+
+def test_finite_data_ends_alike_with_workers():
+    loader = ElasticLoader(Squares(11), global_batch_size=4, epochs=1, num_workers=2)
+    ids = []
+    while (batch := loader.fetch()) is not None:
+        assert batch[0].tolist() == batch.ids.tolist()
+        ids += batch.ids.tolist()
+        loader.advance()
+    assert sorted(ids) == list(range(11))
+    loader.close()
