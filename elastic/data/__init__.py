@@ -5,8 +5,10 @@ interleave.py    the same for a mixture of sources whose weights change during t
 loader_state.py  what a snapshot keeps of a loader, and the order it stands for               pure
 ledger.py        rows of what was consumed, and the audit over all generations                pure
 mixture.py       several datasets as one
-token_files.py   text into Parquet tokens, and fixed-length windows over the mapped files
+token_writing.py text into Parquet tokens                                                             no torch
+token_files.py   the mapped files as one stream, and fixed-length windows over it
 packing.py       documents of any length packed into sequences
 batch.py         what a rank receives at one step
+prefetch.py      batches fetched ahead of the cursor by worker processes
 loader.py        ElasticLoader: batches at the cursor, prefetched by worker processes
 """
