@@ -56,6 +56,7 @@ _REGION = Answer(Kind.FINAL, "the bucket is in another region", "set AWS_DEFAULT
 _CLOCK = Answer(Kind.FINAL, "the clock of this machine is too far from the store's", "set the clock")
 _BUSY = Answer(Kind.BUSY, "the store is too busy", "try again later, or upload less at a time")
 _LOST = Answer(Kind.LOST, "no answer from the store", "check the network and AWS_ENDPOINT_URL, and that the store runs")
+_DAMAGED = Answer(Kind.BUSY, "what arrived at the store is not what was sent", "check the network on the way to it")
 _MISSING, _TAKEN, _OUT_OF_RANGE = Answer(Kind.MISSING), Answer(Kind.TAKEN), Answer(Kind.OUT_OF_RANGE)
 
 _BY_CODE = {
@@ -73,6 +74,9 @@ _BY_CODE = {
     "IllegalLocationConstraintException": _REGION,
     "RequestTimeTooSkewed": _CLOCK,
     "RequestTimeout": _LOST,
+    "BadDigest": _DAMAGED,
+    "IncompleteBody": _DAMAGED,
+    "XAmzContentSHA256Mismatch": _DAMAGED,
     "SlowDown": _BUSY,
     "OperationAborted": _BUSY,
     "QuotaExceeded": _FULL,
@@ -90,6 +94,7 @@ _BY_STATUS = {
     412: _TAKEN,
     416: _OUT_OF_RANGE,
     429: _BUSY,
+    499: _DAMAGED,
     503: _BUSY,
     507: _FULL,
 }

@@ -8,10 +8,13 @@ import threading
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+GO_AHEAD = b"HTTP/1.1 100 "
+"""What a server says to ``Expect: 100-continue`` before the body is sent: not yet the answer."""
+
 
 class LossyProxy:
-    """Forwards everything. While ``losing`` more than zero, an answer's first bytes close the connection instead, and
-    the count goes down by one; ``lost`` counts them."""
+    """Forwards everything. The first bytes of an answer close the connection instead, for ``losing`` answers after the
+    next ``spare`` ones; ``lost`` counts them. (An answer that comes in two blocks counts as two.)"""
 
     def __init__(self, upstream_url: str) -> None:
         parts = urlsplit(upstream_url)
@@ -20,7 +23,9 @@ class LossyProxy:
         self._upstream = (parts.hostname, parts.port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.spare = 0
         self.losing = 0
+        self.losing_go_aheads = False
         self.lost = 0
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
@@ -59,16 +64,19 @@ class LossyProxy:
     def _copy(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
         with contextlib.suppress(OSError):
             while block := source.recv(1 << 16):
-                if is_answer and self._loses():
+                if is_answer and self._loses(block):
                     break
                 target.sendall(block)
         for one in (source, target):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
-    def _loses(self) -> bool:
+    def _loses(self, block: bytes) -> bool:
         with self._lock:
-            if not self.losing:
+            if not self.losing or (block.startswith(GO_AHEAD) and not self.losing_go_aheads):
+                return False
+            if self.spare:
+                self.spare -= 1
                 return False
             self.losing -= 1
             self.lost += 1
