@@ -16,7 +16,7 @@ import torch
 
 from elastic.mesh import Mesh
 from elastic.snapshot.component import LOADER, OBJECT, SCALER, SCHEDULER, AddTensor, Differences, Saved, Target
-from elastic.snapshot.layout import Layout
+from elastic.snapshot.layout import Box, Layout
 from elastic.snapshot.names import check_distinct, child
 from elastic.snapshot.tensor_layout import describe, flat_bytes, is_dtensor, is_expanded, with_layout_of
 from elastic.snapshot.tree import TensorRef, TensorValue
@@ -61,15 +61,18 @@ class ObjectState:
         targets: list[Target] = []
         for name, spec in saved.tensors.items():
             layout, local = live.get(name, (None, None))
-            if layout is not None and local is not None and layout.spec.shape == spec.shape:
-                box = layout.box_of(self._mesh, self._rank)
-                shape, device = tuple(local.shape), local.device
+            if layout is None or local is None or layout.spec.shape != spec.shape:
+                box: Box | None = spec.box
+                memory = fresh[name] = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
             else:
-                box, shape, device = spec.box, spec.shape, torch.device("cpu")
-            local = torch.empty(shape, dtype=getattr(torch, spec.dtype), device=device)
-            fresh[name] = with_layout_of(local, self._found[name]) if layout is not None else local
+                box = layout.box_of(self._mesh, self._rank)
+                if layout.spec.dtype == spec.dtype and self.kind != LOADER:
+                    memory = local  # load_state_dict is given what state_dict gave, filled anew: no second copy
+                else:
+                    memory = torch.empty(local.shape, dtype=getattr(torch, spec.dtype), device=local.device)
+                fresh[name] = with_layout_of(memory, self._found[name])
             if box is not None:
-                targets.append(Target(name, box, local))
+                targets.append(Target(spec.name, box, memory))
         tree = saved.tree if isinstance(saved.tree, dict) else {}
         for alias, name in saved.aliases.items():
             if name in fresh:

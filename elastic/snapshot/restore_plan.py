@@ -1,0 +1,163 @@
+"""What to read for the boxes that a rank wants, and where each part of it goes. Pure.
+
+Saved chunks meet wanted boxes by intersection, in columns over all chunks at once, so it does not matter how many
+ranks wrote them or on which mesh: a box is a box. Only chunks that hold something wanted are read, in the order in
+which they lie in their files, in windows of bounded size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from elastic.errors import CorruptSnapshot
+from elastic.snapshot.chunk_table import ChunkTable
+from elastic.snapshot.layout import Box
+
+WINDOW_BYTES = 64 << 20
+"""Most bytes of chunks that are held at a time, unless one chunk is larger."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RestorePlan:
+    """Chunks to read and the copies out of them.
+
+    ``rows`` [n] are rows of the chunk table in reading order; ``windows`` are runs of them. The columns of the copies
+    [c] are sorted by ``source``, the position in ``rows``: ``target`` is the position among the wanted boxes; the
+    region has ``extent`` [c, d] and begins at ``source_offset`` in its chunk and at ``target_offset`` in the wanted
+    box. Where ``flat`` the region is contiguous in both: ``nbytes`` from ``source_byte`` to ``target_byte``.
+    """
+
+    rows: Ints
+    windows: tuple[slice, ...]
+    copies: tuple[slice, ...]
+    """The copies out of each window."""
+    source: Ints
+    target: Ints
+    source_offset: Ints
+    target_offset: Ints
+    extent: Ints
+    flat: npt.NDArray[np.bool_]
+    source_byte: Ints
+    target_byte: Ints
+    nbytes: Ints
+    read_bytes: int
+
+    @property
+    def copied_bytes(self) -> int:
+        return int(self.nbytes.sum())
+
+
+def plan_restore(table: ChunkTable, wanted: Sequence[tuple[str, Box]], window_bytes: int = WINDOW_BYTES) -> RestorePlan:
+    """The plan for ``wanted``, pairs of a saved tensor's name (not an alias) and a box of it.
+
+    Raises CorruptSnapshot naming the tensor if the chunks do not fill a wanted box.
+    """
+    dims = table.offset.shape[1]
+    low, size = np.zeros((len(wanted), dims), np.int64), np.ones((len(wanted), dims), np.int64)
+    for number, (_, box) in enumerate(wanted):
+        low[number, : len(box.offset)] = box.offset
+        size[number, : len(box.shape)] = box.shape
+    row, target = _pairs(table, wanted)
+    chunk_low, chunk_size = table.offset[row], table.shape[row]
+    start = np.maximum(chunk_low, low[target])
+    extent = np.minimum(chunk_low + chunk_size, low[target] + size[target]) - start
+    meets = np.flatnonzero((extent > 0).all(axis=1))
+    meets = meets[np.lexsort((table.byte_start[row[meets]], table.pack_id[row[meets]]))]
+    row, target, start, extent = row[meets], target[meets], start[meets], extent[meets]
+    chunk_low, chunk_size = chunk_low[meets], chunk_size[meets]
+
+    new_row = np.flatnonzero(np.diff(row, prepend=-1))
+    rows = row[new_row]
+    source = np.cumsum(np.diff(row, prepend=-1) != 0) - 1
+    source_offset, target_offset = start - chunk_low, start - low[target]
+    itemsize = np.array([spec.itemsize for spec in table.specs] or [1], np.int64)[table.tensor_id[row]]
+    nbytes = extent.prod(axis=1) * itemsize
+    _check_filled(wanted, size, target, nbytes, itemsize)
+    windows = _windows(table.nbytes[rows], window_bytes)
+    edges = np.searchsorted(source, [window.start for window in windows] + [len(rows)])
+    return RestorePlan(
+        rows,
+        windows,
+        tuple(slice(a, b) for a, b in zip(edges[:-1].tolist(), edges[1:].tolist())),
+        source,
+        target,
+        source_offset,
+        target_offset,
+        extent,
+        _is_run(extent, chunk_size) & _is_run(extent, size[target]),
+        _flat_index(source_offset, chunk_size) * itemsize,
+        _flat_index(target_offset, size[target]) * itemsize,
+        nbytes,
+        int(table.nbytes[rows].sum()),
+    )
+
+
+def _pairs(table: ChunkTable, wanted: Sequence[tuple[str, Box]]) -> tuple[Ints, Ints]:
+    """Every (row, wanted box) of the same tensor. Rows of tensors that nobody wants are dropped at once."""
+    ids = {spec.name: number for number, spec in enumerate(table.specs)}
+    tensor = np.fromiter((ids.get(name, -1) for name, _ in wanted), np.int64, len(wanted))
+    if len(wanted) and tensor.min() < 0:
+        name = wanted[int(np.argmin(tensor))][0]
+        raise CorruptSnapshot(f"tensor {name!r} is not in the snapshot's chunk table")
+    order = np.argsort(tensor, kind="stable")
+    count = np.bincount(tensor, minlength=len(table.specs)) if len(wanted) else np.zeros(len(table.specs), np.int64)
+    first = np.cumsum(count) - count
+    rows = np.flatnonzero(count[table.tensor_id] > 0) if len(table) else np.zeros(0, np.int64)
+    held = table.tensor_id[rows]
+    repeats = count[held]
+    if len(rows) and repeats.max() > 1:
+        rows = np.repeat(rows, repeats)
+        within = np.arange(len(rows)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        return rows, order[first[table.tensor_id[rows]] + within]
+    return rows, order[first[held]] if len(rows) else np.zeros(0, np.int64)
+
+
+def _check_filled(wanted: Sequence[tuple[str, Box]], size: Ints, target: Ints, nbytes: Ints, itemsize: Ints) -> None:
+    """Raise CorruptSnapshot unless as many elements arrive in each wanted box as it has."""
+    arriving = np.zeros(len(wanted), np.int64)
+    np.add.at(arriving, target, nbytes // itemsize)
+    if len(short := np.flatnonzero(arriving != size.prod(axis=1))):
+        name, box = wanted[int(short[0])]
+        raise CorruptSnapshot(
+            f"tensor {name!r}: {int(arriving[short[0]])} elements of the snapshot lie in {box}, "
+            f"which has {math.prod(box.shape)}"
+        )
+
+
+def _is_run(extent: Ints, whole: Ints) -> npt.NDArray[np.bool_]:
+    """Whether a region of ``extent`` is one contiguous run of a row-major box of shape ``whole``.
+
+    It is if some dimension has single rows before it and whole dimensions after it.
+    """
+    single = np.cumprod(np.pad(extent[:, :-1] == 1, ((0, 0), (1, 0)), constant_values=True), axis=1).astype(bool)
+    filled = np.pad(extent[:, 1:] == whole[:, 1:], ((0, 0), (0, 1)), constant_values=True)
+    filled = np.cumprod(filled[:, ::-1], axis=1)[:, ::-1].astype(bool)
+    return np.asarray((single & filled).any(axis=1))
+
+
+def _flat_index(offset: Ints, shape: Ints) -> Ints:
+    """Row-major index of ``offset`` in boxes of ``shape``, row by row."""
+    index = np.zeros(len(offset), np.int64)
+    for dim in range(offset.shape[1]):
+        index = index * shape[:, dim] + offset[:, dim]
+    return index
+
+
+def _windows(nbytes: Ints, window_bytes: int) -> tuple[slice, ...]:
+    """Runs of rows of at most ``window_bytes``, or of one row that is larger."""
+    ends = np.cumsum(nbytes)
+    windows: list[slice] = []
+    start = 0
+    while start < len(nbytes):
+        limit = (int(ends[start - 1]) if start else 0) + window_bytes
+        stop = max(start + 1, int(np.searchsorted(ends, limit, side="right")))
+        windows.append(slice(start, stop))
+        start = stop
+    return tuple(windows)
