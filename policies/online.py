@@ -228,10 +228,10 @@ def begin(plan: OnlinePlan, *, nodes: int, t: float = 0.0) -> tuple[OnlineInterv
 
 
 def step(state: OnlineInterval, observation: Observation) -> tuple[OnlineInterval, Decision]:
-    """Learn from one observation; recompute and adopt where that is due. Raises ``PolicyError`` if time runs backwards."""
+    """Learn from one observation; recompute and adopt where that is due. Raises ``PolicyError`` if time falls."""
     if observation.t < state.t:
         raise PolicyError(
-            "E_TIME", f"an observation at {observation.t:g} s came after one at {state.t:g} s; pass them in order"
+            "E_TIME", f"an observation at {observation.t:g} s came after one at {state.t:g} s; keep the order"
         )
     state = replace(state, t=observation.t)
     due, at_once = "", False

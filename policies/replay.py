@@ -55,7 +55,7 @@ def replay_optimum(
     downtime_s: float = 0.0,
     censored_s: float = 0.0,
 ) -> tuple[float, float]:
-    """(interval, efficiency) of the best fixed interval in hindsight, on a grid of 2 % up to 8 times around the exact."""
+    """(interval, efficiency) of the best fixed interval in hindsight, on a 2 % grid around the exact one."""
     mean = (sum(gaps_s) + censored_s) / max(len(gaps_s), 1)
     near = exact(cost_s, mean)
     grid = [near * 1.02**power for power in range(-105, 106)]
