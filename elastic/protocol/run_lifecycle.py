@@ -162,6 +162,26 @@ class MemberReady:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryFailed:
+    """The user's code could not be loaded on a member: it could not be on any other."""
+
+    at: float
+    member: str
+    error: str
+    traceback: str
+    failure: ElasticError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRefused:
+    """A node cannot take part, by name: another version of Python, torch or ours."""
+
+    at: float
+    node: str
+    error: ElasticError
+
+
+@dataclass(frozen=True, slots=True)
 class MemberLost:
     at: float
     member: str
@@ -337,6 +357,13 @@ class CancelRound:
 
 
 @dataclass(frozen=True, slots=True)
+class EndRoundBeyond:
+    """Every rank is at its end: give up an open round whose step lies beyond ``step``."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class CloseIncident:
     incident: Incident
 
@@ -412,6 +439,22 @@ def _member_ready(state: RunState, event: MemberReady) -> Outcome:
     return _fill(state, event.at)
 
 
+def _entry_failed(state: RunState, event: EntryFailed) -> Outcome:
+    departure = Departure(event.member, 0, "error", -1, event.at, event.error, event.traceback, failure=event.failure)
+    return _end(state, EndRun("failed", event.error, departure, kind="refused" if event.failure else "user"))
+
+
+def _node_refused(state: RunState, event: NodeRefused) -> Outcome:
+    """At the start the run ends, so that the user hears of it; later the node is only left alone."""
+    if not state.ranks:
+        departure = Departure("", 0, "refused", -1, event.at, str(event.error), failure=event.error)
+        return _end(state, EndRun("failed", str(event.error), departure, kind="refused"))
+    nodes = (
+        {**state.nodes, event.node: replace(state.nodes[event.node], capacity=0)} if event.node in state.nodes else {}
+    )
+    return replace(state, nodes=nodes or state.nodes), ()
+
+
 def _member_lost(state: RunState, event: MemberLost) -> Outcome:
     if event.member not in state.members:
         return state, ()
@@ -482,8 +525,10 @@ def _at_end(state: RunState, event: AtEnd) -> Outcome:
 
 def _maybe_final(state: RunState) -> Outcome:
     """Once every rank stands at the end, one last snapshot; a round that is open is waited for first."""
-    if state.phase != RUNNING or len(state.at_end) < len(state.ranks) or state.round_open:
+    if len(state.at_end) < len(state.ranks):
         return state, ()
+    if state.round_open:
+        return state, () if state.round_open == "final" else (EndRoundBeyond(max(state.at_end.values())),)
     return replace(state, round_open="final"), (StartRound("final", stop=False),)
 
 
@@ -515,8 +560,8 @@ def _after_round(state: RunState, at: float, purpose: str, failed: str) -> Outco
         return _end(state, EndRun("failed", f"the snapshot of the first step was not taken: {failed}", kind="snapshot"))
     if purpose == "final":
         if not failed:
-            return replace(state, phase=FINISHING), (MakeDurable(),)
-        if state.final_tries >= FINAL_TRIES:
+            return _settle(replace(state, phase=FINISHING), at)
+        if state.departures or state.final_tries >= FINAL_TRIES:
             return _end(state, EndRun("failed", f"the last snapshot was not taken: {failed}", kind="snapshot"))
         state = replace(state, final_tries=state.final_tries + 1)
     state, commands = _maybe_final(state)
@@ -654,7 +699,7 @@ def _settle(state: RunState, at: float) -> Outcome:
         and all_out
         and all(d.cause == "finished" for d in state.departures.values())
     ):
-        return _finished(state)
+        return (state, ()) if state.round_open else _finished(state)
     if state.phase != UNWINDING or _remaining(state):
         return state, ()
     if state.round_open and not any(d.cause in ("lost", "error") for d in state.departures.values()):
@@ -765,9 +810,7 @@ def _maybe_begin(state: RunState, at: float) -> Outcome:
 
 def _finished(state: RunState) -> Outcome:
     ending = state.ending or EndRun("finished", "the train function returned on every rank")
-    if state.phase == RUNNING:
-        return replace(state, phase=FINISHING, ending=ending), (MakeDurable(),)
-    return replace(state, ending=ending), (MakeDurable(),)
+    return replace(state, phase=FINISHING, ending=ending), (MakeDurable(),)
 
 
 def _uploads_idle(state: RunState, event: UploadsIdle) -> Outcome:
@@ -836,6 +879,8 @@ TABLE: Table[RunState] = {
     **{(phase, StoreLost): _store_lost for phase in _ALL},
     **{(phase, MemberReady): _member_ready for phase in _ALL},
     **{(phase, MemberLost): _member_lost for phase in _ALL},
+    **{(phase, EntryFailed): _entry_failed for phase in _ALL},
+    **{(phase, NodeRefused): _node_refused for phase in _ALL},
     **{(phase, Tick): _tick for phase in _ALL},
     **{(phase, RemoteCommitted): _remote_committed for phase in _ALL},
     **{(phase, NodeCommitted): _node_committed for phase in _ALL},
@@ -862,11 +907,16 @@ TABLE: Table[RunState] = {
     **{
         (ENDED, late): ignore
         for late in (
-            ClusterSeen, StoreReady, StoreLost, MemberReady, MemberLost, Tick, RemoteCommitted,
+            ClusterSeen, EntryFailed, NodeRefused, StoreReady, StoreLost, MemberReady, MemberLost, Tick, RemoteCommitted,
             NodeCommitted, RoundAbandoned, UploadsIdle, ResizeAsked, StopAsked,
         )
     },
 }  # fmt: skip
+
+
+def resumed(state: RunState, generation: int, remotes: tuple[RemoteSnapshot, ...]) -> RunState:
+    """A fresh state that goes on where storage says the run was."""
+    return replace(state, generation=generation, remotes=remotes)
 
 
 def peers(state: RunState) -> dict[str, str]:

@@ -123,6 +123,13 @@ class RoundCancelled:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class EndReached:
+    """Every rank stands at its last boundary: a step beyond it will not come."""
+
+    step: int
+
+
 # --- commands ------------------------------------------------------------------------------------------------------
 
 
@@ -278,7 +285,14 @@ def _cancelled(state: RoundState, event: RoundCancelled) -> Outcome:
     return _abandon(state, event.reason)
 
 
+def _end_reached(state: RoundState, event: EndReached) -> Outcome:
+    if state.phase == SEALING and state.step <= event.step:
+        return state, ()
+    return _abandon(state, f"the ranks reached their last step {event.step} first")
+
+
 TABLE: Table[RoundState] = {
+    **{(phase, EndReached): _end_reached for phase in (OPENING, PROPOSED, SEALING)},
     (OPENING, SlotsOpened): _opened,
     (OPENING, SlotsRefused): _refused,
     (OPENING, BoundaryNamed): _named,
@@ -292,6 +306,6 @@ TABLE: Table[RoundState] = {
     (SEALING, ShareSealed): _sealed,
     (SEALING, ShareFailed): _share_failed,
     (SEALING, RoundCancelled): _cancelled,
-    **{(phase, late): ignore for phase in (COMMITTED, ABANDONED) for late in (ShareFailed, RoundCancelled)},
+    **{(phase, late): ignore for phase in (COMMITTED, ABANDONED) for late in (ShareFailed, RoundCancelled, EndReached)},
     **{(ABANDONED, late): ignore for late in (SlotsOpened, SlotsRefused, BoundaryNamed, Accepted, Passed, ShareSealed)},
 }

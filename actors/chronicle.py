@@ -1,0 +1,245 @@
+"""What a run tells of itself: generations, incidents, snapshots, metrics; the status now and the result at the end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from actors.journal_writer import JournalWriter
+from elastic.errors import ClusterError, ConfigError, DeterministicFailure, ElasticError, SnapshotError, TrainingFailed
+from elastic.protocol import run_lifecycle as life
+from elastic.protocol.incident import Incident
+from elastic.protocol.run_lifecycle import RunState
+from elastic.protocol.snapshot_round import RoundState
+from elastic.result import GenerationReport, IncidentReport, Result, SnapshotReport
+from elastic.snapshot.manifest import SnapshotRef
+
+MOST_METRICS = 200_000
+"""Steps whose metrics are kept in memory; beyond that the oldest half is thinned. The journal has all of them."""
+RECENT_STEPS = 20
+_DECISIONS = (life.BeginGeneration, life.EndRun, life.KillMember)
+
+
+class Chronicle:
+    """One controller's account. Times are seconds since the controller began, unless named ``at``."""
+
+    def __init__(self, run: str, storage: str) -> None:
+        self.run, self.storage = run, storage
+        self.result: Result | None = None
+        self.step = 0
+        self.step_s = 0.0
+        self.samples = 0
+        self.entry_step = 0
+        self._began_at: float | None = None
+        self._first_step_at: float | None = None
+        self._last_seen_at = 0.0
+        self._rows: list[dict[str, float]] = []
+        self._generations: list[GenerationReport] = []
+        self._incidents: list[IncidentReport] = []
+        self._snapshots: list[SnapshotReport] = []
+        self._newest_durable: SnapshotRef | None = None
+        self._alarms: deque[str] = deque(maxlen=20)
+        self._recent: deque[tuple[float, int, int]] = deque(maxlen=RECENT_STEPS)
+
+    # --- what happens --------------------------------------------------------------------------------------------
+
+    def decisions(
+        self, event: Any, before: RunState, after: RunState, commands: Sequence[Any], journal: JournalWriter
+    ) -> str:
+        """Note what must be in the journal before it is acted on; a text for the log where there is any."""
+        if isinstance(event, life.Entered):
+            self.entry_step = event.step
+        made = [command for command in commands if isinstance(command, _DECISIONS)]
+        for command in made:
+            if isinstance(command, life.BeginGeneration):
+                journal.note(
+                    "begun",
+                    generation=command.generation,
+                    world_size=command.mesh.world_size,
+                    mesh=str(command.mesh),
+                    ranks=list(command.ranks),
+                    restore_step=command.restore.step if command.restore else None,
+                    tier=command.restore.tier if command.restore else None,
+                    reason=command.reason,
+                )
+        return ", ".join(type(command).__name__ for command in made)
+
+    def began(self, command: life.BeginGeneration, nodes: tuple[str, ...], at: float) -> None:
+        """A generation was begun."""
+        self._began_at = at if self._began_at is None else self._began_at
+        restore = command.restore
+        if restore is not None:
+            self.step = restore.step
+            self._forget_steps_after(restore.step)
+        self._recent.clear()
+        self._generations.append(
+            GenerationReport(
+                command.generation,
+                command.mesh.world_size,
+                str(command.mesh),
+                nodes,
+                command.reason,
+                at - self._began_at,
+                restore.step if restore else 0,
+                restore.tier if restore else "",
+            )
+        )
+
+    def _forget_steps_after(self, step: int) -> None:
+        """Steps that are done again do not count twice."""
+        while self._rows and self._rows[-1]["step"] > step:
+            self._rows.pop()
+
+    def measured(
+        self, generation: int, samples: int, rows: Sequence[tuple[int, float, dict[str, float]]], at: float
+    ) -> None:
+        """Rows of finished steps from rank 0."""
+        for step, seconds, metrics in rows:
+            self._forget_steps_after(step - 1)
+            self._rows.append({"step": step, "step_s": seconds, **metrics})
+        if rows:
+            self.step, self.samples, self._last_seen_at = rows[-1][0], samples, at
+            if self._first_step_at is None:
+                self._first_step_at = at - sum(seconds for _, seconds, _ in rows)
+            self._recent.append((at, self.step, samples))
+            last = [seconds for _, seconds, _ in rows[-RECENT_STEPS:]]
+            self.step_s = sum(last) / len(last)
+        if len(self._rows) > MOST_METRICS:
+            half = len(self._rows) // 2
+            self._rows = self._rows[:half:2] + self._rows[half:]
+
+    def incident(self, incident: Incident) -> IncidentReport:
+        """An incident is over."""
+        report = IncidentReport(
+            kind=incident.kind,
+            rung=incident.rung,
+            why=incident.why,
+            old_world_size=incident.old_world_size,
+            new_world_size=incident.new_world_size,
+            furthest_step=incident.furthest_step,
+            restored_step=incident.restored_step,
+            steps_lost=incident.steps_lost,
+            rto_s=incident.rto_s,
+            split=incident.split(),
+            at_s=incident.opened_at - (self._began_at or 0.0),
+        )
+        self._incidents.append(report)
+        return report
+
+    def committed(self, state: RoundState, seconds: float, at: float) -> SnapshotReport:
+        """A snapshot was committed in node memory, so long after its round was opened."""
+        stall = max((report.stall_s for report in state.reports.values()), default=0.0)
+        drain = max((sum(report.drain_s.values()) for report in state.reports.values()), default=0.0)
+        report = SnapshotReport(
+            attempt=state.attempt,
+            step=state.step,
+            purpose=state.purpose,
+            generation=state.generation,
+            nbytes=sum(report.nbytes for report in state.reports.values()),
+            stall_s=stall,
+            drain_s=drain,
+            copies=min((len(nodes) for nodes in state.places.values()), default=0),
+            at_s=at - (self._began_at or at),
+        )
+        self._snapshots.append(report)
+        return report
+
+    def durable(self, ref: SnapshotRef, seconds: float) -> None:
+        """A snapshot was committed in durable storage."""
+        self._newest_durable = ref
+        for index in range(len(self._snapshots) - 1, -1, -1):
+            if self._snapshots[index].attempt == ref.attempt:
+                self._snapshots[index] = replace(self._snapshots[index], remote=True, upload_s=seconds)
+                break
+
+    def abandoned(self, state: RoundState) -> None:
+        """A snapshot attempt was given up."""
+        self.alarm(f"snapshot ({state.purpose}) given up: {state.reason}")
+
+    def alarm(self, text: str) -> None:
+        """Something a person should see; training goes on."""
+        self._alarms.append(text)
+
+    # --- what is told --------------------------------------------------------------------------------------------
+
+    def status(self, state: RunState, cadence: Any, uploading: bool, journal_lag: str, at: float) -> dict[str, Any]:
+        """The run now; JSON-able."""
+        node = next((s for s in reversed(self._snapshots)), None)
+        rate = 0.0
+        if len(self._recent) > 1:
+            (first_at, _, first), (last_at, _, last) = self._recent[0], self._recent[-1]
+            rate = (last - first) / (last_at - first_at) if last_at > first_at else 0.0
+        due = None
+        if cadence is not None and state.phase == life.RUNNING:
+            due = max(0.0, cadence.due_in(at, self.step, self.step_s))
+        return {
+            "run": self.run,
+            "phase": state.phase,
+            "generation": state.generation,
+            "world_size": len(state.ranks) if state.phase != life.GATHERING else 0,
+            "mesh": str(state.mesh) if state.mesh else "",
+            "target": state.target,
+            "nodes": len(state.nodes),
+            "members": {m.name: {"node": m.node, "phase": m.phase} for m in state.members.values()},
+            "step": self.step,
+            "step_s": self.step_s,
+            "samples": self.samples,
+            "samples_per_s": rate,
+            "metrics": {k: v for k, v in self._rows[-1].items() if k not in ("step", "step_s")} if self._rows else {},
+            "snapshot_node": asdict(node) if node else None,
+            "snapshot_remote_step": self._newest_durable.step if self._newest_durable else None,
+            "snapshots": len(self._snapshots),
+            "uploading": uploading,
+            "next_snapshot_s": due,
+            "interval": cadence.to_json() if cadence is not None else None,
+            "incidents": [asdict(incident) for incident in self._incidents],
+            "alarms": list(self._alarms),
+            "journal_lag": journal_lag,
+            "wall_s": at - self._began_at if self._began_at is not None else 0.0,
+            "result": {"status": self.result.status, "reason": self.result.reason} if self.result else None,
+        }
+
+    def ended(self, command: life.EndRun, error: ElasticError | None, cadence: Any, at: float) -> None:
+        """Make the result."""
+        durable = self._newest_durable
+        wall = self._last_seen_at - self._first_step_at if self._first_step_at is not None else 0.0
+        self.result = Result(
+            run=self.run,
+            status=command.status,
+            reason=command.reason,
+            step=max(self.step, durable.step if durable and command.status != "failed" else 0),
+            storage=self.storage,
+            snapshot=f"snapshots/{durable.directory}/{durable.attempt}" if durable else "",
+            error=error or failure_of(command),
+            metrics=tuple(self._rows),
+            generations=tuple(self._generations),
+            incidents=tuple(self._incidents),
+            snapshots=tuple(self._snapshots),
+            interval_reasons=tuple(cadence.reasons) if cadence is not None else (),
+            wall_s=wall,
+            productive_s=min(wall, sum(row["step_s"] for row in self._rows)),
+        )
+
+
+def failure_of(command: life.EndRun) -> ElasticError | None:
+    """The error that a failed run ends with."""
+    if command.status != "failed":
+        return None
+    departure = command.departure
+    if command.kind == "user" and departure is not None:
+        kind = DeterministicFailure if command.deterministic else TrainingFailed
+        return kind(departure.rank, departure.step, departure.error, departure.traceback, command.reason)
+    if departure is not None and departure.failure is not None:
+        return departure.failure
+    if command.kind == "snapshot":
+        return SnapshotError(command.reason)
+    if command.kind == "cluster":
+        return ClusterError(command.reason, "add nodes or lower num_workers, and start the run again: it resumes")
+    return ConfigError("train_loop", self_or(departure), command.reason)
+
+
+def self_or(departure: Any) -> str:
+    """What the failed call was, for a message."""
+    return departure.error if departure is not None else ""

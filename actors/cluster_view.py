@@ -1,0 +1,43 @@
+"""What Ray knows of the nodes, reduced to what a run needs: who is alive and how many ranks fit there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+HEAD_RESOURCE = "node:__internal_head__"
+DOMAIN_LABEL = "elastic.domain"
+"""Ray node label that names a failure domain (rack, switch, power): replicas go to another one."""
+
+
+def living_nodes(resources: Mapping[str, float]) -> dict[str, tuple[int, str]]:
+    """For each living node that is not draining: how many ranks of ``resources`` it can carry, and its domain.
+
+    Counts the node's whole resources: a rank that does not get its place because others hold it starts too late and
+    is placed again elsewhere.
+    """
+    found = {}
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
+        have: Mapping[str, float] = node["Resources"]
+        capacity = min((int(have.get(name, 0.0) / amount + 1e-9) for name, amount in resources.items()), default=0)
+        labels: Mapping[str, str] = node.get("Labels") or {}
+        found[node["NodeID"]] = (capacity, labels.get(DOMAIN_LABEL, ""))
+    return found
+
+
+def head_pin() -> dict[str, float]:
+    """Resources that place an actor on the head node, where there is one: it lives as long as the cluster does."""
+    if any(HEAD_RESOURCE in node["Resources"] for node in ray.nodes() if node["Alive"]):
+        return {HEAD_RESOURCE: 0.001}
+    return {}
+
+
+def on_node(node: str) -> Any:
+    """Placement on exactly this node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node_id=node, soft=False)

@@ -1,0 +1,461 @@
+"""The controller of a run: a detached, named actor around the pure machines of ``elastic.protocol``.
+
+    events (ranks, stores, cluster, users, timers) ─▶ queue ─▶ RunLifecycle ─▶ journal ─▶ commands performed
+
+One event at a time. A decision is in the journal before it is acted on; everything slow runs beside the loop and comes
+back as an event. Nothing here decides who trains, from what or when: see ``run_lifecycle``, ``snapshot_round`` and
+``policies``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors.cadence import Cadence
+from actors.chronicle import Chronicle
+from actors.cluster_view import head_pin, living_nodes
+from actors.entry import EntryPoint
+from actors.journal_writer import JournalWriter
+from actors.members import Members
+from actors.names import NAMESPACE, rendezvous_name
+from actors.rank_orders import GenerationOrder, RankEvent
+from actors.rendezvous import Rendezvous
+from actors.resume import what_is_durable
+from actors.rounds import RoundShell
+from actors.uploads import Uploaded, UploadShell
+from actors.watch import kill
+from elastic.clock import now, wall
+from elastic.config import RunConfig, ScalingConfig
+from elastic.errors import ElasticError, InternalError
+from elastic.protocol import run_lifecycle as life
+from elastic.protocol.machine import Machine
+from elastic.protocol.run_lifecycle import Limits, RunState
+from elastic.protocol.snapshot_round import COMMITTED, RoundState
+from elastic.protocol.tiers import NodeSnapshot, RemoteSnapshot
+from elastic.result import Result
+from elastic.storage.blob_store import open_store
+from policies.online import Failed, Restored, Running, Written
+
+log = logging.getLogger("elastic.controller")
+
+VIEW_EVERY_S = 0.25
+MEASURE_EVERY_S = 0.25
+FLUSH_EVERY_S = 3.0
+LINGER_S = 120.0
+"""How long the controller of a run that ended waits to be asked for the result, before it ends itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSpec:
+    """What a controller is told once."""
+
+    scaling: ScalingConfig
+    run: RunConfig
+    entry: EntryPoint
+    config: Any
+    runtime_env: dict[str, Any] | None = None
+
+
+class Controller:
+    """The actor. ``start`` returns when the run is under way or has failed to begin; ``result`` when it has ended."""
+
+    def __init__(self, spec: ControllerSpec) -> None:
+        self.spec = spec
+        self.name = spec.run.name
+        self.store = open_store(spec.run.storage_path)
+        self.journal = JournalWriter(self.store, self.name, f"c{int(wall())}-{secrets.token_hex(3)}")
+        scaling, failures = spec.scaling, spec.run.failures
+        self.machine: Machine[RunState] = Machine(
+            "run",
+            life.TABLE,
+            RunState(
+                Limits(
+                    mesh=dict(scaling.mesh),
+                    min_workers=scaling.min_workers,
+                    max_workers=scaling.max_workers,
+                    replicas=spec.run.snapshots.replicas,
+                    max_failures_without_progress=failures.max_failures_without_progress,
+                    max_user_errors=failures.max_user_errors,
+                    unwind_timeout_s=failures.unwind_timeout_s,
+                    form_timeout_s=failures.form_timeout_s,
+                    wait_for_workers_s=failures.wait_for_workers_s,
+                    wait_for_cluster_s=failures.wait_for_cluster_s,
+                ),
+                target=scaling.max_workers,
+            ),
+        )
+        self.chronicle = Chronicle(self.name, spec.run.storage_path)
+        self.rounds = RoundShell(self._round_ended, self._before_commit)
+        self.members = Members(spec, self.post, self.rank_said, lambda event: self.rounds.store_said(event))
+        self.uploads = UploadShell(
+            lambda: self.members.stores, self._uploaded, self._upload_failed, spec.run.snapshots.keep
+        )
+        self.cadence: Cadence | None = None
+        self.rendezvous: tuple[str, int] | None = None
+        self._rendezvous_actor: Any = None
+        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ended = asyncio.Event()
+        self._seen: dict[str, tuple[int, str]] | None = None
+        self._measured_at = 0.0
+        self._node_commits = 0
+
+    # --- calls of the driver and of commands ---------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Check the storage, find what is durable, and begin. A failure is the run's result."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(None, what_is_durable, self.store, self.name)
+        except ElasticError as error:
+            self._finish(life.EndRun("failed", str(error), kind="refused"), error)
+            return
+        state = self.machine.state
+        self.machine.state = life.resumed(state, found.generation, found.snapshots)
+        self.uploads.previous = None
+        self.journal.generation = found.generation
+        self.cadence = Cadence(self.spec.run.snapshots, max(1, state.limits.min_workers), now(), self.journal.note)
+        resources = await loop.run_in_executor(None, head_pin)
+        self._rendezvous_actor = Rendezvous.options(  # type: ignore[attr-defined]
+            name=rendezvous_name(self.name),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            resources=resources,
+            runtime_env=self.spec.runtime_env,
+        ).remote()
+        for work in (self._main(), self._view(), self._measure(), self._flush(), self._meet()):
+            self._tasks.append(loop.create_task(self._guard(work)))
+
+    async def result(self) -> Result:
+        """The result, when the run has ended."""
+        await self._ended.wait()
+        assert self.chronicle.result is not None
+        return self.chronicle.result
+
+    def status(self) -> dict[str, Any]:
+        """What a person wants to know of the run now; JSON-able."""
+        return self.chronicle.status(self.machine.state, self.cadence, self.uploads.in_flight, self.journal.lag, now())
+
+    def resize(self, workers: int) -> int:
+        """Want so many ranks from now on, within the run's limits; returns what is wanted now."""
+        limits = self.machine.state.limits
+        self.post(life.ResizeAsked(now(), workers))
+        return max(limits.min_workers, min(limits.max_workers, workers))
+
+    def stop(self) -> None:
+        """End the run at the next boundary, with a durable snapshot."""
+        self.post(life.StopAsked(now()))
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+
+    def post(self, event: Any) -> None:
+        """Queue an event of the run's lifecycle."""
+        self._queue.put_nowait(event)
+
+    async def _guard(self, work: Any) -> None:
+        """A fault of ours ends the run with its story instead of leaving it to hang."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.exception("the controller failed")
+            story = (
+                error
+                if isinstance(error, InternalError)
+                else InternalError(f"{type(error).__name__}: {error}", self.machine.story)
+            )
+            self._finish(life.EndRun("failed", str(story), kind="internal"), story)
+
+    async def _main(self) -> None:
+        while not self._ended.is_set():
+            event = await self._next_event()
+            before = self.machine.state
+            commands = self.machine.handle(event)
+            if decisions := self.chronicle.decisions(event, before, self.machine.state, commands, self.journal):
+                self.journal.generation = self.machine.state.generation
+                await self.journal.flush()
+                log.info("decided: %s", decisions)
+            for command in commands:
+                self._perform(command)
+
+    async def _next_event(self) -> Any:
+        deadline = self.machine.state.deadline
+        if deadline is None:
+            return await self._queue.get()
+        try:
+            return await asyncio.wait_for(self._queue.get(), max(0.0, deadline - now()))
+        except asyncio.TimeoutError:
+            return life.Tick(now())
+
+    def _perform(self, command: Any) -> None:
+        if isinstance(command, life.StartStore):
+            self.members.start_store(command.node)
+        elif isinstance(command, life.StartMember):
+            self.members.start_member(command.member, command.node)
+        elif isinstance(command, life.KillMember):
+            self.members.kill(command.member)
+        elif isinstance(command, life.BeginGeneration):
+            self._begin(command)
+        elif isinstance(command, life.Interrupt):
+            self.members.interrupt(command.members, command.generation)
+        elif isinstance(command, life.Probe):
+            self.members.probe(command.members)
+        elif isinstance(command, life.StartRound):
+            self._start_round(command)
+        elif isinstance(command, life.CancelRound):
+            self.rounds.cancel(command.reason)
+        elif isinstance(command, life.EndRoundBeyond):
+            self.rounds.end_reached(command.step)
+        elif isinstance(command, life.CloseIncident):
+            self._incident_over(command.incident)
+        elif isinstance(command, life.MakeDurable):
+            self._spawn(self._make_durable())
+        elif isinstance(command, life.EndRun):
+            self._finish(command)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(self._guard(work))
+        self._tasks.append(task)
+        task.add_done_callback(lambda done: self._tasks.remove(done) if done in self._tasks else None)
+
+    # --- generations ---------------------------------------------------------------------------------------------
+
+    def _begin(self, command: life.BeginGeneration) -> None:
+        nodes = [self.machine.state.members[name].node for name in command.ranks]
+        self.chronicle.began(command, tuple(nodes), now())
+        if self.cadence is not None:
+            self.cadence.resized(now(), len(set(nodes)))
+        assert self.rendezvous is not None
+        for rank, name in enumerate(command.ranks):
+            order = GenerationOrder(
+                generation=command.generation,
+                rank=rank,
+                mesh=command.mesh,
+                rendezvous=self.rendezvous,
+                restore=command.restore,
+                hold=command.hold,
+                local_rank=nodes[:rank].count(nodes[rank]),
+                local_world_size=nodes.count(nodes[rank]),
+            )
+            self.members.ranks[name].begin.remote(order)
+
+    def rank_said(self, member: str, event: RankEvent) -> None:
+        """News of a rank, as events of the lifecycle."""
+        at, generation = now(), event.generation
+        if event.kind == "formed":
+            self.post(life.Formed(at, member, generation, event.took_s))
+        elif event.kind == "entered":
+            self.post(life.Entered(at, member, generation, event.step, event.share_bytes))
+        elif event.kind == "first_step":
+            self.post(life.FirstStep(at, member, generation, event.step))
+        elif event.kind == "at_end":
+            self.post(life.AtEnd(at, member, generation, event.step))
+        elif event.kind == "restored":
+            self.journal.note(
+                "restored", generation=generation, member=member, seconds=event.took_s, bytes=dict(event.restored_from)
+            )
+        elif event.kind == "departed":
+            rank = self.machine.state.rank_of(member)
+            departure = life.Departure(
+                member,
+                -1 if rank is None else rank,
+                event.cause,
+                event.step,
+                at,
+                event.error,
+                event.traceback,
+                event.collateral,
+                event.failure,
+            )
+            self.post(life.Departed(at, generation, departure))
+
+    def _incident_over(self, incident: Any) -> None:
+        report = self.chronicle.incident(incident)
+        self.journal.note("incident", **{name: getattr(report, name) for name in report.__slots__})
+        if incident.kind in ("rank", "node", "hang"):
+            failure = "node" if incident.kind == "node" else "process"
+            self.journal.note("failure", **{"class": failure})
+            self.journal.note("restore", seconds=incident.rto_s, **{"class": failure})
+            if self.cadence is not None:
+                self.cadence.observe(Failed(now(), failure))
+                self.cadence.observe(Restored(now(), incident.rto_s, failure))
+
+    # --- snapshots -----------------------------------------------------------------------------------------------
+
+    def _start_round(self, command: life.StartRound) -> None:
+        state = self.machine.state
+        held = None
+        if command.purpose == "entry":
+            held = self.chronicle.entry_step
+        elif command.purpose == "final":
+            held = max(state.at_end.values())
+        periodic = command.purpose == "periodic" and self.cadence is not None
+        self.rounds.start(
+            purpose=command.purpose,
+            stop=command.stop,
+            generation=state.generation,
+            ranks={rank: self.members.ranks[name] for rank, name in enumerate(state.ranks)},
+            nodes={rank: state.members[name].node for rank, name in enumerate(state.ranks)},
+            stores=self.members.stores,
+            peers=life.peers(state),
+            share_bytes=self.members.share_bytes(state),
+            held_step=held,
+            wanted_step=self.cadence.wanted_step if periodic and self.cadence else 0,
+            step_s=self.chronicle.step_s,
+        )
+
+    async def _before_commit(self, state: RoundState) -> None:
+        """The ledger of the steps up to this snapshot is in the journal before the snapshot is readable."""
+        ledger = [row for rank in sorted(state.reports) for row in state.reports[rank].ledger]
+        self.journal.note(
+            "committed",
+            attempt=state.attempt,
+            step=state.step,
+            purpose=state.purpose,
+            generation=state.generation,
+            places={str(rank): list(nodes) for rank, nodes in state.places.items()},
+            ledger=ledger,
+        )
+        await self.journal.flush()
+
+    def _round_ended(self, state: RoundState) -> None:
+        at = now()
+        if state.phase != COMMITTED:
+            log.warning("snapshot attempt %s (%s) was given up: %s", state.attempt, state.purpose, state.reason)
+            self.journal.note("abandoned", attempt=state.attempt, purpose=state.purpose, reason=state.reason)
+            self.chronicle.abandoned(state)
+            self.post(life.RoundAbandoned(at, state.generation, state.purpose, state.reason))
+            return
+        report = self.chronicle.committed(state, at - self.rounds.started_at, at)
+        self._node_commits += 1
+        due = (
+            state.purpose in ("entry", "final", "stop")
+            or self._node_commits % self.spec.run.snapshots.remote_every == 0
+        )
+        uploading = self.uploads.committed(state, due=due)
+        if self.cadence is not None:
+            self.cadence.captured(at, state.step, report.stall_s, uploading)
+            self.cadence.observe(Written(at, max(report.drain_s, 1e-6)))
+        self.post(
+            life.NodeCommitted(
+                at, state.generation, NodeSnapshot(state.attempt, state.step, state.places), state.purpose
+            )
+        )
+
+    def _uploaded(self, uploaded: Uploaded) -> None:
+        ref, at = uploaded.ref, now()
+        self.chronicle.durable(ref, uploaded.seconds)
+        self.journal.note("durable", attempt=ref.attempt, step=ref.step, directory=ref.directory)
+        self.journal.note("write", seconds=uploaded.seconds)
+        if self.cadence is not None:
+            self.cadence.observe(Written(at, uploaded.seconds, "remote"))
+        self.post(life.RemoteCommitted(at, RemoteSnapshot(ref.attempt, ref.step)))
+
+    def _upload_failed(self, reason: str) -> None:
+        self.journal.note("alarm", reason=reason)
+        self.chronicle.alarm(reason)
+
+    async def _make_durable(self) -> None:
+        self.post(life.UploadsIdle(now(), await self.uploads.finish()))
+
+    # --- timers --------------------------------------------------------------------------------------------------
+
+    async def _meet(self) -> None:
+        """Learn the rendezvous address; members that are ready before it wait in the queue's order."""
+        self.rendezvous = await self._rendezvous_actor.address.remote()
+        self.members.rendezvous_known.set()
+
+    async def _view(self) -> None:
+        """Tell the lifecycle when the set of nodes changes."""
+        loop = asyncio.get_running_loop()
+        resources = self.spec.scaling.resources
+        while True:
+            with contextlib.suppress(RayError, ConnectionError):
+                seen = await loop.run_in_executor(None, living_nodes, resources)
+                if seen != self._seen:
+                    self._seen = seen
+                    self.post(life.ClusterSeen(now(), seen))
+            await asyncio.sleep(VIEW_EVERY_S)
+
+    async def _measure(self) -> None:
+        """Collect rank 0's metrics, and open a round when one is due."""
+        while True:
+            await asyncio.sleep(self._until_due())
+            state, cadence, at = self.machine.state, self.cadence, now()
+            if state.phase != life.RUNNING or cadence is None:
+                continue
+            if at - self._measured_at >= MEASURE_EVERY_S:
+                elapsed, self._measured_at = at - self._measured_at, at
+                await self._collect(state, min(elapsed, 10 * MEASURE_EVERY_S))
+            due = cadence.due_in(now(), self.chronicle.step, self.chronicle.step_s) <= 0
+            if due and not state.round_open and not state.at_end and not self.rounds.open:
+                self.post(life.SnapshotDue(now()))
+
+    def _until_due(self) -> float:
+        if self.cadence is None or self.machine.state.phase != life.RUNNING:
+            return MEASURE_EVERY_S
+        left = self.cadence.due_in(now(), self.chronicle.step, self.chronicle.step_s)
+        return min(MEASURE_EVERY_S, max(0.02, left))
+
+    async def _collect(self, state: RunState, elapsed: float) -> None:
+        actor = self.members.ranks.get(state.ranks[0]) if state.ranks else None
+        if actor is None:
+            return
+        with contextlib.suppress(RayError, asyncio.TimeoutError):
+            generation, samples, rows = await asyncio.wait_for(_call(actor.take_metrics.remote()), 5.0)
+            if rows and generation == self.machine.state.generation:
+                self.chronicle.measured(generation, samples, rows, now())
+                self.journal.note("metrics", generation=generation, rows=rows)
+        nodes = {state.members[name].node for name in state.ranks if name in state.members}
+        node_s = elapsed * len(nodes)
+        self.journal.note("exposure", node_s=round(node_s, 3))
+        if self.cadence is not None:
+            self.cadence.observe(Running(now(), node_s, self.chronicle.step_s or None))
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_EVERY_S)
+            await self.journal.flush()
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def _finish(self, command: life.EndRun, error: ElasticError | None = None) -> None:
+        asyncio.get_running_loop().create_task(self._wind_up(command, error))
+
+    async def _wind_up(self, command: life.EndRun, error: ElasticError | None) -> None:
+        """Last metrics, last journal, then everything that the run started is ended, the rendezvous last."""
+        if self._ended.is_set():
+            return
+        with contextlib.suppress(Exception):
+            await self._collect(self.machine.state, 0.0)
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self.chronicle.ended(command, error, self.cadence, now())
+        self.journal.note("ended", status=command.status, reason=command.reason)
+        await self.journal.flush()
+        await self.members.close()
+        if self._rendezvous_actor is not None:
+            kill(self._rendezvous_actor)
+        self._ended.set()
+        asyncio.get_running_loop().create_task(self._exit_later())
+
+    async def _exit_later(self) -> None:
+        await asyncio.sleep(LINGER_S)
+        ray.actor.exit_actor()
+
+
+async def _call(reference: Any) -> Any:
+    return await reference
+
+
+ControllerActor = ray.remote(num_cpus=0, max_concurrency=64, max_restarts=0)(Controller)

@@ -1,0 +1,62 @@
+"""Writes the journal: a decision is durable before it is acted on, measurements when there is time.
+
+A store that does not answer never stops training: what could not be written stays in memory and goes out with the
+next segment, and the status says that the journal lags.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from elastic.clock import wall
+from elastic.errors import SnapshotError
+from elastic.journal import encode, segment_key
+from elastic.storage.blob_store import BlobStore
+
+log = logging.getLogger("elastic.journal")
+
+DECISION_TIMEOUT_S = 5.0
+
+
+class JournalWriter:
+    """One controller's segments. Used from one event loop."""
+
+    def __init__(self, store: BlobStore, run: str, controller: str) -> None:
+        self.store, self.run, self.controller = store, run, controller
+        self.lag = ""
+        """Why the last write failed; empty when everything is written."""
+        self.generation = 0
+        """Written at the head of every segment, so that a successor finds the last one without reading all."""
+        self._pending: list[dict[str, Any]] = []
+        self._sequence = 0
+        self._lock = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Add a record; it is written with the next decision or flush."""
+        self._pending.append({"kind": kind, "t": round(wall(), 3), **fields})
+
+    async def flush(self) -> bool:
+        """Write what is pending. False, with ``lag`` set, where the store does not take it in time."""
+        async with self._lock:
+            if not self._pending:
+                return True
+            records, self._pending = self._pending, []
+            key = segment_key(self.run, self.controller, self._sequence)
+            head = {"kind": "segment", "t": round(wall(), 3), "generation": self.generation}
+            loop = asyncio.get_running_loop()
+            write = loop.run_in_executor(self._thread, self.store.put, key, encode([head, *records]))
+            try:
+                await asyncio.wait_for(asyncio.shield(write), DECISION_TIMEOUT_S)
+            except (SnapshotError, OSError, asyncio.TimeoutError) as error:
+                self.lag = f"{type(error).__name__}: {error}".rstrip(": ")
+                self._pending = records + self._pending
+                log.warning("the journal could not be written, training goes on: %s", self.lag)
+                self._sequence += 1
+                return False
+            self._sequence += 1
+            self.lag = ""
+            return True

@@ -1,0 +1,229 @@
+"""The actors of a run as the controller holds them: starts stores and ranks, watches them, kills them.
+
+Turns what Ray says of processes into events of the lifecycle; decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ray.exceptions import RayError, RayTaskError
+
+from actors.cluster_view import on_node
+from actors.names import NAMESPACE, member_name, store_name
+from actors.node_store import NodeStoreActor, StoreEvent, StoreSpec, versions
+from actors.rank import RankActor
+from actors.rank_orders import RankEvent, RankSpec
+from actors.watch import answers, kill, watch
+from elastic.clock import now
+from elastic.errors import ClusterError, ElasticError
+from elastic.protocol import run_lifecycle as life
+from elastic.protocol.run_lifecycle import RunState
+
+log = logging.getLogger("elastic.members")
+
+START_TIMEOUT_S = 120.0
+"""A rank that has not started by then lost its place to others; it is placed again."""
+CLOSE_TIMEOUT_S = 10.0
+
+
+class Members:
+    """``post`` takes lifecycle events; ``on_rank`` and ``on_store`` the news of ranks and stores."""
+
+    def __init__(
+        self,
+        spec: Any,
+        post: Callable[[Any], None],
+        on_rank: Callable[[str, RankEvent], None],
+        on_store: Callable[[StoreEvent], None],
+    ) -> None:
+        self._spec, self._post, self._on_rank, self._on_store = spec, post, on_rank, on_store
+        self.stores: dict[str, Any] = {}
+        self.ranks: dict[str, Any] = {}
+        self.rendezvous_known = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._nodes: dict[str, str] = {}
+
+    # --- stores --------------------------------------------------------------------------------------------------
+
+    def start_store(self, node: str) -> None:
+        """One store on ``node``; answers with StoreReady, NodeRefused or StoreLost."""
+        self._spawn(f"store {node}", self._run_store(node))
+
+    async def _run_store(self, node: str) -> None:
+        run = self._spec.run
+        snapshots = run.snapshots
+        spec = StoreSpec(run.name, node, snapshots.arena_directory, snapshots.checksum, run.storage_path)
+        try:
+            actor = NodeStoreActor.options(
+                name=store_name(run.name, node),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                scheduling_strategy=on_node(node),
+                runtime_env=self._spec.runtime_env,
+            ).remote(spec)
+            theirs = await asyncio.wait_for(_call(actor.versions.remote()), START_TIMEOUT_S)
+        except (RayError, asyncio.TimeoutError, ValueError) as error:
+            self._post(life.StoreLost(now(), node, f"its store did not start: {_cause(error)}"))
+            return
+        ours = versions()
+        if unlike := [f"{name} {theirs[name]} instead of {ours[name]}" for name in ours if theirs[name] != ours[name]]:
+            kill(actor)
+            cure = "install the same versions on every node"
+            self._post(life.NodeRefused(now(), node, ClusterError(f"node {node[:12]} has {', '.join(unlike)}", cure)))
+            return
+        self.stores[node] = actor
+        self._post(life.StoreReady(now(), node))
+        probe_s = run.failures.probe_timeout_s
+        why = await watch(actor, self._on_store, actor.ping.remote, probe_s)
+        self.stores.pop(node, None)
+        kill(actor)
+        self._post(life.StoreLost(now(), node, f"the store of node {node[:12]} is gone: {why}"))
+
+    # --- ranks ---------------------------------------------------------------------------------------------------
+
+    def start_member(self, member: str, node: str) -> None:
+        """One rank process on ``node``; answers with MemberReady, EntryFailed or MemberLost."""
+        self._nodes[member] = node
+        self._spawn(f"rank {member}", self._run_member(member, node))
+
+    async def _run_member(self, member: str, node: str) -> None:
+        run, scaling = self._spec.run, self._spec.scaling
+        resources = scaling.resources
+        spec = RankSpec(
+            run=run.name,
+            member=member,
+            node=node,
+            entry=self._spec.entry,
+            config=self._spec.config,
+            storage=run.storage_path,
+            seed=run.seed,
+            rng=run.snapshots.rng,
+            use_gpu=scaling.use_gpu,
+        )
+        actor: Any = None
+        try:
+            actor = RankActor.options(
+                name=member_name(run.name, member),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                num_cpus=resources.get("CPU", 0),
+                num_gpus=resources.get("GPU", 0),
+                resources={name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")},
+                scheduling_strategy=on_node(node),
+                runtime_env=self._spec.runtime_env,
+            ).remote(spec)
+            self.ranks[member] = actor
+            await asyncio.wait_for(_call(actor.warm_up.remote()), START_TIMEOUT_S)
+            await self.rendezvous_known.wait()
+        except RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, BaseException) else error
+            failure = cause if isinstance(cause, ElasticError) else None
+            text = f"{type(cause).__name__}: {cause}"
+            self._post(life.EntryFailed(now(), member, text, str(error), failure))
+            return
+        except (RayError, asyncio.TimeoutError, ValueError) as error:
+            if actor is not None:
+                kill(actor)
+            self.ranks.pop(member, None)
+            self._post(life.MemberLost(now(), member, f"it did not start: {_cause(error)}"))
+            return
+        self._post(life.MemberReady(now(), member))
+        probe_s = run.failures.probe_timeout_s
+        why = await watch(actor, lambda event: self._on_rank(member, event), actor.status.remote, probe_s)
+        self.ranks.pop(member, None)
+        kill(actor)
+        self._post(life.MemberLost(now(), member, why))
+
+    def interrupt(self, names: Iterable[str], generation: int) -> None:
+        """Ask ranks to leave the train function."""
+        for name in names:
+            if name in self.ranks:
+                self.ranks[name].interrupt.remote(generation)
+
+    def kill(self, member: str) -> None:
+        """End a rank's process; it is not heard any more."""
+        actor = self.ranks.pop(member, None)
+        if task := self._tasks.pop(f"rank {member}", None):
+            task.cancel()
+        if actor is not None:
+            kill(actor)
+
+    def probe(self, names: Iterable[str]) -> None:
+        """Find out which of these ranks, and which stores of their nodes, still answer; the others are lost."""
+        nodes = {self._nodes[name] for name in names if name in self._nodes}
+        for node in nodes:
+            if node in self.stores:
+                self._spawn(f"probe {node}", self._probe_store(node))
+        for name in names:
+            if name in self.ranks:
+                self._spawn(f"probe {name}", self._probe_rank(name))
+
+    async def _probe_store(self, node: str) -> None:
+        timeout = self._spec.run.failures.probe_timeout_s
+        actor = self.stores.get(node)
+        if actor is not None and not await answers(actor.ping.remote, timeout):
+            self._drop(f"store {node}")
+            self.stores.pop(node, None)
+            kill(actor)
+            self._post(life.StoreLost(now(), node, f"the store of node {node[:12]} does not answer"))
+
+    async def _probe_rank(self, name: str) -> None:
+        # A little longer than the store's: a node that is gone is then known as such, not rank by rank.
+        timeout = self._spec.run.failures.probe_timeout_s * 1.1
+        actor = self.ranks.get(name)
+        if actor is not None and not await answers(actor.status.remote, timeout):
+            self._drop(f"rank {name}")
+            self.ranks.pop(name, None)
+            kill(actor)
+            self._post(life.MemberLost(now(), name, "it does not answer"))
+
+    def share_bytes(self, state: RunState) -> dict[int, int]:
+        """Bytes of each rank's share, as the ranks published them last."""
+        return dict(state.entered)
+
+    async def close(self) -> None:
+        """End everything: ranks, then stores after they have removed their arenas."""
+        for task in self._tasks.values():
+            if task is not asyncio.current_task():
+                task.cancel()
+        for actor in self.ranks.values():
+            kill(actor)
+        closing = [asyncio.ensure_future(_call(store.close.remote())) for store in self.stores.values()]
+        if closing:
+            await asyncio.wait(closing, timeout=CLOSE_TIMEOUT_S)
+        for future in closing:
+            if future.done():
+                future.exception()
+        for store in self.stores.values():
+            kill(store)
+        self.ranks.clear()
+        self.stores.clear()
+
+    def _drop(self, task: str) -> None:
+        if found := self._tasks.pop(task, None):
+            found.cancel()
+
+    def _spawn(self, name: str, work: Any) -> None:
+        self._drop(name)
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[name] = task
+        task.add_done_callback(lambda done: self._finished(name, done))
+
+    def _finished(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(name) is task:
+            del self._tasks[name]
+        if not task.cancelled() and task.exception() is not None:
+            log.error("watching %s failed", name, exc_info=task.exception())
+
+
+async def _call(reference: Any) -> Any:
+    return await reference
+
+
+def _cause(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

@@ -1,0 +1,250 @@
+"""The store of one node: owns the arenas, hashes, replicates and uploads. Outlives the ranks; imports no torch.
+
+A thin shell around ``elastic.snapshot.node_tier``: it moves bytes between nodes and tells the controller what came of
+it. Whatever belongs to an older generation than the store has seen is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import ray
+
+import elastic
+from actors.names import NAMESPACE, store_name
+from actors.outbox import Outbox
+from elastic.clock import wall
+from elastic.errors import ElasticError, SnapshotError
+from elastic.snapshot.collect import collect
+from elastic.snapshot.committer import commit_remote
+from elastic.snapshot.index import SnapshotIndex
+from elastic.snapshot.manifest import FileRecord, SnapshotRef
+from elastic.snapshot.node_tier import NodeTier
+from elastic.snapshot.object_names import attempt_prefix
+from elastic.snapshot.retention import keep_last
+from elastic.snapshot.share import ShareReport, SlotRef, StagedShare
+from elastic.storage.blob_store import open_store
+
+log = logging.getLogger("elastic.store")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """What a store is told once."""
+
+    run: str
+    node: str
+    arena_directory: str
+    checksum: str
+    storage: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEvent:
+    """News of a store. ``kind``: sealed (report, places) or failed (rank, reason)."""
+
+    kind: str
+    attempt: str
+    report: ShareReport | None = None
+    places: tuple[str, ...] = ()
+    rank: int = -1
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """One attempt on its way to durable storage. ``write_id`` tells our marker from another writer's."""
+
+    attempt: str
+    snapshot_id: str
+    step: int
+    write_id: str
+    versions: Mapping[str, str]
+    previous: SnapshotRef | None = None
+
+
+def arena_path(directory: str, run: str, node: str) -> str:
+    """Where the arenas of a node lie; whoever acts out a node's death removes it."""
+    return os.path.join(directory, f"elastic-{run}-{node[:12]}")
+
+
+def _presence(index: SnapshotIndex) -> dict[str, bool]:
+    """Which kinds of state the snapshot holds. A gradient scaler is known by the counter that only it has."""
+    return {
+        "optimizer": bool(index.point.optimizer_steps),
+        "scheduler": bool(index.point.scheduler_steps),
+        "scaler": any(b'"_growth_tracker"' in tree for tree in index.objects.trees.values()),
+        "rng": True,
+    }
+
+
+def versions() -> dict[str, str]:
+    """What must be alike on all nodes of a run."""
+    try:
+        torch_version = version("torch")
+    except PackageNotFoundError:
+        torch_version = "missing"
+    return {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": torch_version,
+        "ray-elastic": elastic.__version__,
+    }
+
+
+class NodeStore:
+    """The actor."""
+
+    def __init__(self, spec: StoreSpec) -> None:
+        self.spec = spec
+        self.outbox = Outbox()
+        path = arena_path(spec.arena_directory, spec.run, spec.node)
+        self.tier = NodeTier(path, algorithm=spec.checksum)
+        self._generation = 0
+        self._peers: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def versions(self) -> dict[str, str]:
+        """See ``versions``."""
+        return versions()
+
+    def ping(self) -> bool:
+        """Whoever answers is alive."""
+        return True
+
+    def poll(self, after: int, timeout_s: float) -> tuple[int, list[StoreEvent]]:
+        """News; see Outbox.poll."""
+        return self.outbox.poll(after, timeout_s)
+
+    # --- making a snapshot ---------------------------------------------------------------------------------------
+
+    def open_attempt(
+        self, generation: int, attempt: str, share_bytes: Mapping[int, int], peer: str, replicas: int
+    ) -> dict[int, SlotRef] | str:
+        """Slots for the shares of this node's ranks, or why there are none. ``peer`` is the node for replicas."""
+        with self._lock:
+            if generation < self._generation:
+                return f"generation {generation} is over; the store has seen {self._generation}"
+            if generation > self._generation:
+                self._generation = generation
+                self.tier.abandon_open()
+            self._peers[attempt] = peer
+        try:
+            self.tier.reserve(max(share_bytes.values()), len(share_bytes), replicas)
+            slots = self.tier.open_attempt(attempt, share_bytes)
+        except ElasticError as error:
+            return str(error)
+        return "no arena slot is free: earlier snapshots are still being read" if slots is None else slots
+
+    def seal(self, staged: StagedShare, generation: int) -> None:
+        """Hash a share, copy it to the peer, and tell the controller."""
+        try:
+            report = self.tier.seal(staged)
+            places = (self.spec.node, *self._replicate(staged.attempt, staged.rank))
+        except Exception as error:  # whatever went wrong, the controller must not wait for this share
+            log.exception("sealing failed")
+            self.refuse(staged.attempt, staged.rank, f"{type(error).__name__}: {error}")
+        else:
+            self.outbox.put(StoreEvent("sealed", staged.attempt, report, places))
+
+    def refuse(self, attempt: str, rank: int, reason: str) -> None:
+        """A share will not come."""
+        self.outbox.put(StoreEvent("failed", attempt, rank=rank, reason=reason))
+
+    def _replicate(self, attempt: str, rank: int) -> tuple[str, ...]:
+        peer = self._peers.get(attempt, "")
+        if not peer:
+            return ()
+        try:
+            actor = ray.get_actor(store_name(self.spec.run, peer), namespace=NAMESPACE)
+            with self.tier.pinned(attempt):
+                header, data = self.tier.export_share(attempt, rank)
+                ray.get(actor.accept_share.remote(attempt, rank, header, np.frombuffer(data, np.uint8)))
+        except (ray.exceptions.RayError, ValueError) as error:
+            raise SnapshotError(f"the replica on node {peer} was not made: {error}", f"attempt {attempt}") from None
+        return (peer,)
+
+    def accept_share(self, attempt: str, rank: int, header: bytes, data: np.ndarray[Any, Any]) -> None:
+        """Keep a replica of a peer's share; checked on arrival."""
+        self.tier.accept_share(attempt, rank, header, memoryview(data))
+
+    def commit(self, attempt: str) -> None:
+        """The attempt is committed; the former one is given back when nobody reads it."""
+        self.tier.commit(attempt)
+
+    def abandon(self, attempt: str) -> None:
+        """Free what the attempt holds here."""
+        self.tier.abandon(attempt)
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def headers(self, attempt: str, ranks: tuple[int, ...]) -> dict[int, bytes]:
+        """Headers of shares held here, for whoever assembles the index."""
+        return self.tier.headers(attempt, ranks)
+
+    def locate(self, pack: str) -> SlotRef | None:
+        """Where a pack lies in this node's memory."""
+        return self.tier.locate(pack)
+
+    def serve(self, pack: str, byte_start: np.ndarray[Any, Any], nbytes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Ranges of a pack, joined; for a rank on another node, which checks them."""
+        views = self.tier.serve(pack, byte_start, nbytes)
+        if views is None:
+            raise SnapshotError("the share is not held on this node", pack)
+        return np.concatenate([np.frombuffer(view, np.uint8) for view in views]) if views else np.empty(0, np.uint8)
+
+    # --- the durable tier ----------------------------------------------------------------------------------------
+
+    def upload(self, upload: Upload, ranks: tuple[int, ...], number: int) -> list[FileRecord]:
+        """Write the packs of ``ranks`` and this node's chunk table, as the ``number``-th store that does."""
+        prefix = attempt_prefix(self.spec.run, upload.step, upload.snapshot_id, upload.attempt)
+        return self.tier.upload(
+            upload.attempt, open_store(self.spec.storage), prefix, node=number, ranks=ranks, previous=upload.previous
+        )
+
+    def commit_durable(
+        self, upload: Upload, places: Mapping[int, str], reports: tuple[ShareReport, ...], files: tuple[FileRecord, ...]
+    ) -> SnapshotRef:
+        """Manifest, then marker, for shares that all stores have uploaded. Run by one store for all, so that tables
+        never pass through the controller. May be called again with the same arguments after CommitUnknown."""
+        elsewhere: dict[str, list[int]] = {}
+        for rank, node in places.items():
+            if node != self.spec.node:
+                elsewhere.setdefault(node, []).append(rank)
+        headers: dict[int, bytes] = {}
+        for node, ranks in elsewhere.items():
+            actor = ray.get_actor(store_name(self.spec.run, node), namespace=NAMESPACE)
+            headers |= ray.get(actor.headers.remote(upload.attempt, tuple(ranks)))
+        index = self.tier.index(upload.attempt, headers, upload.snapshot_id)
+        return commit_remote(
+            open_store(self.spec.storage),
+            self.spec.run,
+            index,
+            reports,
+            files,
+            versions={**upload.versions, "elastic": elastic.__version__, "ray": ray.__version__},
+            has=_presence(index),
+            write_id=upload.write_id,
+            committed_at_s=wall(),
+            previous=upload.previous,
+            writers=tuple(sorted(set(places.values()))),
+        )
+
+    def retain(self, keep: int) -> list[str]:
+        """Let go of all but the newest ``keep`` durable snapshots and sweep. Returns the names of what was deleted."""
+        report = collect(open_store(self.spec.storage), self.spec.run, keep_last(keep), now_s=wall())
+        return list(report.delete)
+
+    def close(self) -> None:
+        """Give all memory back; the actor can be killed afterwards."""
+        self.tier.close()
+
+
+NodeStoreActor = ray.remote(num_cpus=0, max_concurrency=32, max_restarts=0)(NodeStore)

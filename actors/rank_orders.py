@@ -1,0 +1,61 @@
+"""What the controller and a rank say to each other: plain data, without torch, so that the controller needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.entry import EntryPoint
+from elastic.errors import ElasticError
+from elastic.mesh import Mesh
+from elastic.protocol.tiers import RestoreOrder
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpec:
+    """What a rank is told once, for its whole life."""
+
+    run: str
+    member: str
+    node: str
+    entry: EntryPoint
+    config: Any
+    """``train_loop_config``: the argument of the train function; None: it takes none."""
+    storage: str
+    seed: int
+    rng: str
+    use_gpu: bool = False
+    collective_timeout_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOrder:
+    """What a rank is told to begin a generation."""
+
+    generation: int
+    rank: int
+    mesh: Mesh
+    rendezvous: tuple[str, int]
+    restore: RestoreOrder | None
+    hold: bool
+    local_rank: int = 0
+    local_world_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvent:
+    """News of a rank. ``kind``: formed, entered, first_step, at_end, departed, restored; the rest by kind."""
+
+    kind: str
+    generation: int
+    step: int = -1
+    took_s: float = 0.0
+    share_bytes: int = 0
+    cause: str = ""
+    error: str = ""
+    traceback: str = ""
+    collateral: bool = False
+    failure: ElasticError | None = None
+    restored_from: Mapping[str, int] = field(default_factory=dict)
+    """For restored: bytes by place."""

@@ -1,0 +1,222 @@
+"""The thread of a rank that trains: forms groups, calls the train function, and tells how it was left.
+
+It lives as long as the process and goes through one generation after another. Only it touches torch.distributed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from actors.rank_orders import GenerationOrder, RankEvent, RankSpec
+from actors.shares import StoreReader
+from elastic.clock import now
+from elastic.errors import ConfigError, CorruptSnapshot, ElasticError, ModelMismatch, RestoreError, SnapshotError
+from elastic.gate import BoundaryGate, Interrupted
+from elastic.run import BUILD_STEP, Run, RunContext, set_current_run
+from elastic.snapshot.index import SnapshotIndex
+from elastic.snapshot.restore import ChunkSource, RestoreReport
+from elastic.snapshot.rng import seed_everything
+from elastic.snapshot.share import StagedShare
+
+_PEER_GONE = (
+    "connection closed by peer",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "socket closed",
+    "software caused connection abort",
+    "timed out waiting",
+    "nccl communicator was aborted",
+    "remote process exited",
+)
+
+
+def is_collateral(error: BaseException) -> bool:
+    """Whether ``error`` or what it came from only says that a peer went away."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, (dist.DistError, ConnectionError)):
+            return True
+        if isinstance(seen, RuntimeError) and any(mark in str(seen).lower() for mark in _PEER_GONE):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+@dataclass
+class _Link:
+    """The run's way out of the train thread: to the outbox and to the node's store."""
+
+    thread: TrainThread
+    order: GenerationOrder
+    generation: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generation = self.order.generation
+
+    def restore_source(self) -> tuple[SnapshotIndex, ChunkSource, str] | None:
+        if self.order.restore is None:
+            return None
+        return self.thread.reader.open(self.order.restore)
+
+    def formed_state(self, share_bytes: int, step: int) -> None:
+        self.thread.tell(RankEvent("entered", self.generation, step, share_bytes=share_bytes))
+
+    def first_step(self, step: int) -> None:
+        self.thread.tell(RankEvent("first_step", self.generation, step))
+
+    def at_end(self, step: int) -> None:
+        self.thread.tell(RankEvent("at_end", self.generation, step))
+
+    def staged(self, share: StagedShare) -> None:
+        self.thread.store.seal.remote(share, self.generation)
+
+    def stage_failed(self, attempt: str, reason: str) -> None:
+        self.thread.store.refuse.remote(attempt, self.order.rank, reason)
+
+    def restored(self, report: RestoreReport) -> None:
+        self.thread.tell(
+            RankEvent(
+                "restored",
+                self.generation,
+                report.step,
+                took_s=report.seconds,
+                restored_from=dict(report.bytes_from),
+            )
+        )
+
+
+class TrainThread:
+    """``tell`` takes news for the controller, ``store`` is the node's store actor."""
+
+    def __init__(self, spec: RankSpec, store: Any, tell: Callable[[RankEvent], None], cores: int) -> None:
+        self.spec, self.store, self.tell = spec, store, tell
+        self.reader = StoreReader(spec.run, spec.node, spec.storage)
+        self.run: Run | None = None
+        self._orders: queue.SimpleQueue[tuple[GenerationOrder, BoundaryGate]] = queue.SimpleQueue()
+        if not spec.use_gpu:
+            torch.set_num_threads(cores)
+        elif torch.cuda.is_available():
+            torch.cuda.init()
+        self._entry = spec.entry.load()
+        threading.Thread(target=self._loop, name="train", daemon=True).start()
+
+    def begin(self, order: GenerationOrder, gate: BoundaryGate) -> None:
+        """Go through this generation when the one before has been left."""
+        self._orders.put((order, gate))
+
+    def _loop(self) -> None:
+        while True:
+            self.tell(self._generation(*self._orders.get()))
+
+    def _generation(self, order: GenerationOrder, gate: BoundaryGate) -> RankEvent:
+        """One generation, from forming the group to leaving it; always answers with how it was left."""
+        event: RankEvent | None = None
+        try:
+            self._form(order, gate)
+            context = RunContext(
+                self.spec.run, order.generation, order.rank, order.mesh, self.spec.seed, self.spec.rng, order.hold
+            )
+            run = self.run = Run(context, _Link(self, order), gate)
+            set_current_run(run)
+            seed_everything(self.spec.seed, BUILD_STEP, {})
+            if self.spec.config is None:
+                self._entry()
+            else:
+                self._entry(self.spec.config)
+            run.check_attached()
+            return RankEvent("departed", order.generation, gate.step, cause="finished")
+        except Interrupted:
+            event = RankEvent("departed", order.generation, gate.step, cause="interrupted")
+        except BaseException as error:  # whatever the user's code raises is news for the controller
+            event = self._failure(order, gate, error)
+            _forget_frames(error)
+        finally:
+            set_current_run(None)
+            if event is not None:
+                self._leave_group()
+        return event
+
+    def _form(self, order: GenerationOrder, gate: BoundaryGate) -> None:
+        """Meet the other ranks under the generation's prefix, then form the process group."""
+        started = now()
+        self._leave_group()
+        size, rank = order.mesh.world_size, order.rank
+        host, port = order.rendezvous
+        timeout = timedelta(seconds=self.spec.collective_timeout_s)
+        store = dist.PrefixStore(
+            f"generation-{order.generation}", dist.TCPStore(host, port, is_master=False, timeout=timeout)
+        )
+        # Meeting first, in a wait that can be interrupted: init_process_group cannot be.
+        store.set(f"here-{rank}", b"1")
+        everyone = [f"here-{other}" for other in range(size)]
+        while not store.check(everyone):
+            gate.check()
+            time.sleep(0.002)
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(size),
+            LOCAL_RANK=str(order.local_rank),
+            LOCAL_WORLD_SIZE=str(order.local_world_size),
+            MASTER_ADDR=host,
+            MASTER_PORT=str(port),
+        )
+        backend = "cpu:gloo,cuda:nccl" if self.spec.use_gpu and torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        self.tell(RankEvent("formed", order.generation, took_s=now() - started))
+
+    def _leave_group(self) -> None:
+        """Drop the run's objects and the group, so that peers that wait for this rank learn of it at once."""
+        run, self.run = self.run, None
+        if dist.is_initialized():
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group()
+        if run is not None:
+            run.close()
+            del run
+            gc.collect()
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+
+    def _failure(self, order: GenerationOrder, gate: BoundaryGate, error: BaseException) -> RankEvent:
+        text = f"{type(error).__name__}: {error}".strip().rstrip(":")
+        where = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        if isinstance(error, CorruptSnapshot) or (
+            isinstance(error, RestoreError) and not isinstance(error, ModelMismatch)
+        ):
+            cause = "unreadable"
+        elif isinstance(error, (ConfigError, SnapshotError, ModelMismatch)):
+            cause = "refused"
+        else:
+            cause = "error"
+        return RankEvent(
+            "departed",
+            order.generation,
+            gate.step,
+            cause=cause,
+            error=text,
+            traceback=where,
+            collateral=cause == "error" and is_collateral(error),
+            failure=error if isinstance(error, ElasticError) else None,
+        )
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Free what the traceback holds: the user's model must not outlive its generation."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen.__traceback__, seen = None, seen.__cause__ or seen.__context__

@@ -1,0 +1,127 @@
+"""Brings node snapshots to durable storage: one at a time, and training never waits for one.
+
+A slot that comes while an upload is in flight is skipped. At the end of a run the newest snapshot is made durable
+whatever was skipped before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray.exceptions import RayError
+
+from actors.node_store import Upload, versions
+from elastic.clock import now
+from elastic.errors import CommitUnknown, ElasticError
+from elastic.protocol.snapshot_round import RoundState
+from elastic.snapshot.manifest import SnapshotRef
+
+log = logging.getLogger("elastic.uploads")
+
+FINAL_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A durable commit. ``seconds`` from the order to the marker."""
+
+    ref: SnapshotRef
+    seconds: float
+
+
+class UploadShell:
+    """``on_commit`` gets every durable commit, ``on_failure`` the reason of every upload that failed."""
+
+    def __init__(
+        self,
+        stores: Callable[[], Mapping[str, Any]],
+        on_commit: Callable[[Uploaded], None],
+        on_failure: Callable[[str], None],
+        keep: int,
+    ) -> None:
+        self._stores, self._on_commit, self._on_failure, self._keep = stores, on_commit, on_failure, keep
+        self._task: asyncio.Task[bool] | None = None
+        self._newest: RoundState | None = None
+        self._done_step = -1
+        self.previous: SnapshotRef | None = None
+        self.last_failure = ""
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether an upload is running."""
+        return self._task is not None and not self._task.done()
+
+    def committed(self, state: RoundState, *, due: bool) -> bool:
+        """A node snapshot was committed; upload it if it is due and nothing is in flight. True if it was begun."""
+        self._newest = state
+        if not due or self.in_flight:
+            return False
+        self._task = asyncio.get_running_loop().create_task(self._upload(state))
+        return True
+
+    async def finish(self) -> str:
+        """Make the newest node snapshot durable. Returns why not, or an empty text."""
+        for _ in range(FINAL_TRIES):
+            if self._task is not None:
+                await asyncio.wait([self._task])
+            if self._newest is None or self._done_step >= self._newest.step:
+                return ""
+            self._task = asyncio.get_running_loop().create_task(self._upload(self._newest))
+        await asyncio.wait([self._task] if self._task else [])
+        return "" if self._newest is None or self._done_step >= self._newest.step else self.last_failure
+
+    async def _upload(self, state: RoundState) -> bool:
+        started = now()
+        try:
+            ref = await self._perform(state)
+        except (ElasticError, RayError, KeyError, OSError) as error:
+            self.last_failure = f"step {state.step} did not become durable: {_cause(error)}"
+            log.warning("%s; training goes on", self.last_failure)
+            self._on_failure(self.last_failure)
+            return False
+        self._done_step, self.previous = state.step, ref
+        self._on_commit(Uploaded(ref, now() - started))
+        return True
+
+    async def _perform(self, state: RoundState) -> SnapshotRef:
+        stores = self._stores()
+        owners = {rank: next(node for node in nodes if node in stores) for rank, nodes in state.places.items()}
+        upload = Upload(
+            state.attempt, secrets.token_hex(4), state.step, secrets.token_hex(16), versions(), self.previous
+        )
+        by_node: dict[str, list[int]] = {}
+        for rank, node in owners.items():
+            by_node.setdefault(node, []).append(rank)
+        files = await asyncio.gather(
+            *(
+                _call(stores[node].upload.remote(upload, tuple(ranks), number))
+                for number, (node, ranks) in enumerate(sorted(by_node.items()))
+            )
+        )
+        leader = stores[owners[min(owners)]]
+        reports = tuple(state.reports[rank] for rank in sorted(state.reports))
+        arguments = (upload, owners, reports, tuple(record for part in files for record in part))
+        try:
+            ref: SnapshotRef = await _call(leader.commit_durable.remote(*arguments))
+        except CommitUnknown:
+            ref = await _call(leader.commit_durable.remote(*arguments))
+        try:
+            await _call(leader.retain.remote(self._keep))
+        except (ElasticError, RayError) as error:
+            log.warning("old snapshots were not removed: %s", _cause(error))
+        return ref
+
+
+async def _call(reference: Any) -> Any:
+    return await reference
+
+
+def _cause(error: BaseException) -> str:
+    inner = getattr(error, "cause", None)
+    found = inner if isinstance(inner, BaseException) else error
+    return str(found).splitlines()[0] if str(found) else type(found).__name__

@@ -1,0 +1,59 @@
+"""One pending call on an actor: its news, and within milliseconds its death.
+
+An actor that is only unavailable is asked again; it is dead when Ray says so, or when it leaves every probe
+unanswered. Whoever is given up on is killed, so that it cannot come back and write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+
+POLL_S = 20.0
+PROBES = 2
+
+
+async def watch(actor: Any, on_event: Callable[[Any], None], probe: Callable[[], Any], probe_timeout_s: float) -> str:
+    """Deliver the actor's news until it dies; returns why. ``probe`` makes the call that proves life."""
+    after = 0
+    while True:
+        try:
+            following, events = await actor.poll.remote(after, POLL_S)
+            for event in events:
+                on_event(event)
+            after = following
+        except ActorUnavailableError as error:
+            if not await answers(probe, probe_timeout_s):
+                return f"it does not answer ({_first_line(error)})"
+        except ActorDiedError as error:
+            return _first_line(error)
+        except RayError as error:
+            return _first_line(error)
+
+
+async def answers(probe: Callable[[], Any], timeout_s: float, tries: int = PROBES) -> bool:
+    """Whether the actor answers one of ``tries`` probes within ``timeout_s`` all together."""
+    for _ in range(tries):
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(probe().future()), timeout_s / tries)
+            return True
+        except (RayError, asyncio.TimeoutError):
+            continue
+    return False
+
+
+def kill(actor: Any) -> None:
+    """End the actor's process; one that is gone already is no error."""
+    try:
+        ray.kill(actor, no_restart=True)
+    except (RayError, ValueError):
+        pass
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

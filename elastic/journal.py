@@ -1,0 +1,44 @@
+"""The journal of a run: what happened, one JSON object a line, in segments that are written once. Pure.
+
+A record has at least ``kind`` and ``t`` (seconds since 1970, for people). The kinds that other code reads:
+
+    begun       generation, world_size, mesh, ranks, restore_step, tier, reason    before the ranks are told
+    committed   attempt, step, purpose, places, ledger                             before the stores are told
+    durable     attempt, step                                                      after the marker is written
+    ended       status, reason                                                     before anything is torn down
+    stall, write, restore, failure, exposure                                       measurements (see policies and tune)
+    incident    one incident with its RTO split
+    interval    the interval that was adopted, with its reason
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from elastic.errors import CorruptSnapshot
+
+PREFIX = "journal/"
+
+
+def segment_key(run: str, controller: str, sequence: int) -> str:
+    """The name of one segment: never used twice."""
+    return f"{run}/{PREFIX}{controller}-{sequence:08d}.jsonl"
+
+
+def encode(records: Iterable[Mapping[str, Any]]) -> bytes:
+    """The bytes of a segment."""
+    return "".join(json.dumps(record, separators=(",", ":"), default=str) + "\n" for record in records).encode()
+
+
+def decode(data: bytes, where: str) -> Iterator[dict[str, Any]]:
+    """The records of a segment. Raises CorruptSnapshot with the line number for what is not a record."""
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or "kind" not in record:
+            raise CorruptSnapshot("the journal holds a line that is no record", f"{where}, line {number}")
+        yield record

@@ -1,0 +1,108 @@
+"""What a run came to. Plain data that crosses processes and prints as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elastic.errors import ElasticError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationReport:
+    """One generation: who took part, from which state and why so."""
+
+    generation: int
+    world_size: int
+    mesh: str
+    nodes: tuple[str, ...]
+    reason: str
+    began_at_s: float
+    restored_step: int = 0
+    restored_from: str = ""
+    """``node``, ``remote``, or empty for a fresh start."""
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentReport:
+    """One failure and the way back. ``split`` holds the parts of ``rto_s``: detect, place, decide, form, restore and
+    first step, each in seconds; times count from the first sign of the failure in the run."""
+
+    kind: str
+    rung: str
+    why: str
+    old_world_size: int
+    new_world_size: int
+    furthest_step: int
+    restored_step: int
+    steps_lost: int
+    rto_s: float
+    split: dict[str, float] = field(default_factory=dict)
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReport:
+    """One committed snapshot. ``stall_s`` is the longest stall of any rank, ``drain_s`` from there to the commit."""
+
+    attempt: str
+    step: int
+    purpose: str
+    generation: int
+    nbytes: int
+    stall_s: float
+    drain_s: float
+    copies: int
+    """Nodes that hold each share in memory."""
+    at_s: float
+    remote: bool = False
+    upload_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of a run. ``status``: finished, stopped or failed; ``error`` tells a failure."""
+
+    run: str
+    status: str
+    reason: str
+    step: int
+    storage: str
+    snapshot: str = ""
+    """The newest durable snapshot, relative to the run's directory."""
+    error: ElasticError | None = None
+    metrics: tuple[dict[str, float], ...] = ()
+    """Per finished step of the surviving trajectory: ``step``, ``step_s`` and what the train function reported."""
+    generations: tuple[GenerationReport, ...] = ()
+    incidents: tuple[IncidentReport, ...] = ()
+    snapshots: tuple[SnapshotReport, ...] = ()
+    interval_reasons: tuple[str, ...] = ()
+    wall_s: float = 0.0
+    productive_s: float = 0.0
+
+    @property
+    def steps_lost(self) -> int:
+        """Finished steps that had to be done again, over all incidents."""
+        return sum(incident.steps_lost for incident in self.incidents)
+
+    @property
+    def goodput(self) -> float:
+        """Time in steps of the surviving trajectory over wall time from the first step on."""
+        return self.productive_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    def load_state(self, *names: str) -> dict[str, np.ndarray[Any, Any]]:
+        """Tensors of the end state by name (all, or those that begin with one of ``names``), read from storage and
+        checked. Dtypes that numpy lacks come as unsigned integers of their width."""
+        from elastic.snapshot.reader import load_tensors
+
+        return load_tensors(self.storage, self.run, names)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON-able values; ``error`` as its class and text."""
+        value = asdict(self)
+        value["error"] = {"type": type(self.error).__name__, "text": str(self.error)} if self.error else None
+        value.update(steps_lost=self.steps_lost, goodput=self.goodput)
+        return value

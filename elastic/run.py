@@ -1,0 +1,338 @@
+"""The run as the train function sees it: attach state, take steps, report.
+
+Between two turns of ``run.steps`` lies the boundary: optimizer, scheduler and scaler are done, the next batch is not
+yet drawn. Asking for the next batch *is* the boundary, so state is captured there and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from elastic.clock import now
+from elastic.data.ledger import LedgerEntry, LedgerRow, encode_row
+from elastic.data.loader import Batch, ElasticLoader
+from elastic.errors import CaptureError, ConfigError, SnapshotError
+from elastic.gate import BoundaryGate, Interrupted, Order
+from elastic.mesh import Mesh
+from elastic.reduction_order import fix_bucket_layout
+from elastic.snapshot.capture import Attached
+from elastic.snapshot.index import SnapshotIndex
+from elastic.snapshot.restore import ChunkSource, RestoreReport, restore
+from elastic.snapshot.rng import load_generators, saved_generators, seed_everything
+from elastic.snapshot.share import PointInTime, StagedShare
+from elastic.snapshot.staging import Stager, capture_and_stage
+
+__all__ = ["Interrupted", "Run", "RunContext", "RunLink", "current_run"]
+
+log = logging.getLogger("elastic.run")
+
+DATA_AXES = ("dp", "ep")
+"""Mesh axes whose ranks take different samples; along the others ranks share a batch, and one of them keeps the ledger."""
+
+BUILD_STEP = -1
+"""The "step" that seeds the generators while the model is built: the same on all ranks, unlike every real step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What one rank is told of a generation."""
+
+    name: str
+    generation: int
+    rank: int
+    mesh: Mesh
+    seed: int = 0
+    rng: str = "derived"
+    hold: bool = False
+    """Wait at the first boundary for the snapshot of step 0."""
+
+
+class RunLink(Protocol):
+    """What a run needs of the process around it. Called from the train thread; must not block on the controller."""
+
+    def restore_source(self) -> tuple[SnapshotIndex, ChunkSource, str] | None:
+        """The snapshot to restore from, how to read it and the tier's name; None for a fresh start."""
+
+    def formed_state(self, share_bytes: int, step: int) -> None:
+        """The rank stands at its first boundary."""
+
+    def first_step(self, step: int) -> None:
+        """The first step of the generation is done."""
+
+    def at_end(self, step: int) -> None:
+        """The last step is done; the rank waits for the last snapshot."""
+
+    def staged(self, share: StagedShare) -> None:
+        """A share lies in its slot, complete."""
+
+    def stage_failed(self, attempt: str, reason: str) -> None:
+        """A share will not come."""
+
+    def restored(self, report: RestoreReport) -> None:
+        """The state was restored."""
+
+
+class Run:
+    """One rank's view of the run, for one generation. Made by the rank; ``elastic.current_run()`` gives it."""
+
+    def __init__(self, context: RunContext, link: RunLink, gate: BoundaryGate) -> None:
+        self.name, self.generation, self.rank = context.name, context.generation, context.rank
+        self.mesh, self.seed = context.mesh, context.seed
+        self.world_size = context.mesh.world_size
+        self.coordinate = context.mesh.coordinate(context.rank)
+        self.restored: RestoreReport | None = None
+        """What the last restore took from where; None after a fresh start."""
+        self.share_bytes = 0
+        self._context, self._link, self._gate = context, link, gate
+        self._stager = Stager()
+        self._attached: Attached | None = None
+        self._loader: ElasticLoader | None = None
+        self._step = 0
+        self._ledger: list[tuple[int, LedgerEntry]] = []
+        self._metrics: list[tuple[int, float, dict[str, Any]]] = []
+        self._metrics_lock = threading.Lock()
+        self._stall_s = 0.0
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        return self._step
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def attach(self, **named: Any) -> RestoreReport | None:
+        """Name the state that decides the next step; restore it if there is something to restore.
+
+        ``named`` may hold modules, optimizers, LR schedulers, loaders, scalers and anything with ``state_dict`` and
+        ``load_state_dict``. Call it once in each call of the train function, after building and before ``run.steps``,
+        with the same names on all ranks. Returns the restore's report, or None after a fresh start.
+
+        Raises ConfigError if called twice, CaptureError (key and type) for what cannot be saved, ModelMismatch if the
+        snapshot belongs to another model.
+        """
+        if self._attached is not None:
+            raise ConfigError("attach", sorted(named), "call run.attach once, with everything that is state")
+        if not named:
+            raise ConfigError("attach", {}, "name at least the model and the optimizer")
+        if "run" in named:
+            raise ConfigError("attach", "run", "the name is taken by the run's own counters; use another")
+        for value in named.values():
+            if isinstance(value, ElasticLoader):
+                self._bind(value)
+            fix_bucket_layout(value)
+        self._attached = Attached({**named, "run": self}, self.mesh, self.rank)
+        found = self._link.restore_source()
+        if found is not None:
+            index, source, tier = found
+            self.restored = replace(restore(self._attached, index, source), tier=tier)
+            self._link.restored(self.restored)
+        return self.restored
+
+    def _bind(self, loader: ElasticLoader) -> None:
+        if self._loader is not None and self._loader is not loader:
+            raise ConfigError("loader", "two loaders", "attach one ElasticLoader; put several datasets in a Mixture")
+        if self._loader is None:
+            self._loader = loader
+            loader.bind(self._data_rank(), self._data_size())
+
+    def _data_rank(self) -> int:
+        return self.coordinate.get("dp", 0) * self.mesh.size("ep") + self.coordinate.get("ep", 0)
+
+    def _data_size(self) -> int:
+        return self.mesh.size("dp") * self.mesh.size("ep")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run's own counters: part of every snapshot, so that step and weights cannot part."""
+        state: dict[str, Any] = {"step": self._step, "seed": self.seed}
+        if self._context.rng == "saved":
+            state["generators"] = saved_generators()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the counters of a snapshot."""
+        self._step = int(state["step"])
+        if self._context.rng == "saved" and "generators" in state:
+            load_generators(state["generators"])
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    def steps(self, loader: ElasticLoader | None = None, *, until_step: int | None = None) -> Iterator[Batch | None]:
+        """One turn is one optimizer step; between two turns is the boundary.
+
+        Yields the batch of each step (None without a loader) until ``until_step`` steps are finished over the run's
+        whole life, or the loader's epochs are over. A turn that is left with ``break`` or an exception is not a
+        finished step. Ends the generation by raising Interrupted, which the rank catches.
+        """
+        if self._attached is None:
+            raise ConfigError("attach", None, "call run.attach(model=..., optimizer=...) before run.steps")
+        if loader is None and until_step is None:
+            raise ConfigError("until_step", None, "give run.steps a loader that ends, or until_step")
+        if loader is not None:
+            if loader is not self._loader:
+                raise ConfigError(
+                    "loader", "not attached", "pass the loader to run.attach as well: its cursor is state"
+                )
+        return self._steps(loader, until_step)
+
+    def _steps(self, loader: ElasticLoader | None, until_step: int | None) -> Iterator[Batch | None]:
+        gate, link, context = self._gate, self._link, self._context
+        derived = context.rng == "derived"
+        seed, coordinate, ledger = self.seed, self.coordinate, self._ledger
+        keeps_ledger = all(at == 0 for axis, at in coordinate.items() if axis not in DATA_AXES)
+        self._enter()
+        first = True
+        turn_started = now()
+        while until_step is None or self._step < until_step:
+            if derived:
+                seed_everything(seed, self._step, coordinate)
+            batch = loader.fetch() if loader is not None else None
+            if loader is not None and batch is None:
+                break
+            yield batch
+            if loader is not None:
+                entry = loader.advance()
+                if keeps_ledger:
+                    ledger.append((self._step, entry))
+            self._step += 1
+            if first:
+                first = False
+                self._publish_share_bytes()
+                link.first_step(self._step)
+            self._step_ended(now() - turn_started - self._stall_s)
+            turn_started, self._stall_s = now(), 0.0
+            order = gate.arrive(self._step)
+            if order is not None:
+                self._stage(order)
+        self._leave()
+
+    def _enter(self) -> None:
+        """The first boundary: say what a share takes, and wait for the snapshot of step 0 where there is none yet."""
+        self._publish_share_bytes()
+        if self._context.hold:
+            self._gate.will_hold(self._step)
+        else:
+            self._gate.arrive(self._step)
+        self._link.formed_state(self.share_bytes, self._step)
+        if self._context.hold:
+            self._stage(self._gate.hold(self._step))
+
+    def _leave(self) -> None:
+        """The last boundary: wait for the snapshot of the end. A voluntary stop that was armed here comes first."""
+        self._publish_share_bytes()
+        self._gate.will_hold(self._step)
+        self._link.at_end(self._step)
+        self._stage(self._gate.hold(self._step))
+
+    def _publish_share_bytes(self) -> None:
+        assert self._attached is not None
+        self.share_bytes = self._attached.share_bytes()
+
+    def _stage(self, order: Order) -> None:
+        """Copy this rank's share into its slot; leave if the order says stop."""
+        started = now()
+        assert self._attached is not None
+        try:
+            share = capture_and_stage(
+                self._attached,
+                self._stager,
+                order.slot,
+                attempt=order.attempt,
+                point=self._point(),
+                ledger=self._ledger_rows(),
+            )
+        except SnapshotError as error:
+            self._publish_share_bytes()
+            self._link.stage_failed(order.attempt, str(error))
+            if isinstance(error, CaptureError):
+                raise
+        else:
+            self._ledger.clear()
+            self._link.staged(share)
+        self._stall_s += now() - started
+        if order.stop:
+            raise Interrupted
+
+    def _ledger_rows(self) -> tuple[str, ...]:
+        """What this rank consumed since its last share; it becomes part of the commit that covers it."""
+        rank, size = self._data_rank(), self._data_size()
+        return tuple(
+            encode_row(LedgerRow(self.generation, step, rank, size, e.start, e.stop, e.digest, e.tokens))
+            for step, e in self._ledger
+        )
+
+    def _point(self) -> PointInTime:
+        assert self._attached is not None
+        loader = self._loader
+        return PointInTime(
+            generation=self.generation,
+            step=self._step,
+            data_cursor=loader.cursor if loader is not None else 0,
+            samples_seen=loader.samples_seen if loader is not None else 0,
+            tokens_seen=loader.tokens_seen if loader is not None else 0,
+            optimizer_steps=self._attached.optimizer_steps(),
+            scheduler_steps=self._attached.scheduler_steps(),
+        )
+
+    # --- reports -------------------------------------------------------------------------------------------------
+
+    def report(self, **metrics: Any) -> None:
+        """Metrics of the step in hand, from rank 0. Tensors are read later, off the train thread where possible."""
+        if self.rank == 0:
+            row = {name: value.detach() if hasattr(value, "detach") else value for name, value in metrics.items()}
+            with self._metrics_lock:
+                self._metrics.append((self._step + 1, 0.0, row))
+
+    def _step_ended(self, seconds: float) -> None:
+        if self.rank == 0:
+            with self._metrics_lock:
+                if self._metrics and self._metrics[-1][0] == self._step:
+                    step, _, row = self._metrics[-1]
+                    self._metrics[-1] = (step, seconds, row)
+                else:
+                    self._metrics.append((self._step, seconds, {}))
+
+    def take_metrics(self) -> tuple[int, list[tuple[int, float, dict[str, float]]]]:
+        """Samples seen, and (step, seconds, metrics) of steps finished since the last call. For another thread."""
+        with self._metrics_lock:
+            done = [row for row in self._metrics if row[0] <= self._step]
+            self._metrics = self._metrics[len(done) :]
+        rows = [(step, s, {name: _number(value) for name, value in row.items()}) for step, s, row in done]
+        loader = self._loader
+        return loader.samples_seen if loader is not None else 0, rows
+
+    def check_attached(self) -> None:
+        """Raise ConfigError if the train function returned without naming any state: nothing of it could be saved."""
+        if self._attached is None:
+            raise ConfigError("attach", None, "the train function never called run.attach(model=..., optimizer=...)")
+
+    def close(self) -> None:
+        """Let go of the user's objects and stop the loader's workers."""
+        if self._loader is not None:
+            self._loader.close()
+        self._attached = self._loader = None
+
+
+def _number(value: Any) -> float:
+    return float(value.item() if hasattr(value, "item") else value)
+
+
+_current: Run | None = None
+
+
+def current_run() -> Run:
+    """The run that this process trains in. Raises ConfigError outside of a train function."""
+    if _current is None:
+        raise ConfigError(
+            "current_run", None, "call it inside the train function that ElasticTrainer or elastic run calls"
+        )
+    return _current
+
+
+def set_current_run(run: Run | None) -> None:
+    """For the rank: what ``current_run`` gives from now on."""
+    global _current
+    _current = run
