@@ -56,6 +56,9 @@ _REGION = Answer(Kind.FINAL, "the bucket is in another region", "set AWS_DEFAULT
 _CLOCK = Answer(Kind.FINAL, "the clock of this machine is too far from the store's", "set the clock")
 _BUSY = Answer(Kind.BUSY, "the store is too busy", "try again later, or upload less at a time")
 _LOST = Answer(Kind.LOST, "no answer from the store", "check the network and AWS_ENDPOINT_URL, and that the store runs")
+UNSUPPORTED = Answer(
+    Kind.FINAL, "the store does not support what is asked of it", "use a store that speaks the whole of its protocol"
+)
 _DAMAGED = Answer(Kind.BUSY, "what arrived at the store is not what was sent", "check the network on the way to it")
 _MISSING, _TAKEN, _OUT_OF_RANGE = Answer(Kind.MISSING), Answer(Kind.TAKEN), Answer(Kind.OUT_OF_RANGE)
 
@@ -95,6 +98,7 @@ _BY_STATUS = {
     416: _OUT_OF_RANGE,
     429: _BUSY,
     499: _DAMAGED,
+    501: UNSUPPORTED,
     503: _BUSY,
     507: _FULL,
 }
@@ -112,7 +116,7 @@ def read_answer(error: Exception) -> Answer:
     if status is not None:
         if status in _BY_STATUS:
             return _BY_STATUS[status]
-        if status >= 500 and status != 501:
+        if status >= 500:
             return _LOST
         return Answer(
             Kind.FINAL,

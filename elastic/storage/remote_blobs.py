@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from elastic.errors import ConfigError, StorageError
-from elastic.storage.answers import NO_BUCKET, Answer, Kind, read_answer
+from elastic.storage.answers import NO_BUCKET, UNSUPPORTED, Answer, Kind, read_answer
 from elastic.storage.blob_store import (
     BlobStore,
     Buffer,
@@ -105,6 +105,8 @@ class RemoteBlobs(BlobStore):
         except _Told as told:
             if told.answer.kind is Kind.TAKEN:
                 return PutOutcome.UNKNOWN if self._holds(key, body) else PutOutcome.REFUSED
+            if told.answer is UNSUPPORTED:
+                raise no_conditional_write(self.url) from None
             if in_doubt:
                 return PutOutcome.UNKNOWN
             raise self._said(told.answer, key) from None

@@ -102,6 +102,19 @@ class TestOneSentenceEach:
         assert "no conditional write" in refusal(store)
         assert list(store.list("")) == []
 
+    def test_a_store_that_does_not_know_the_condition_is_refused_by_name(self) -> None:
+        class NotImplementedByServer(Exception):
+            status = 501
+
+        class Old(MemoryFileSystem):  # type: ignore[misc]
+            def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: object) -> None:
+                raise NotImplementedByServer
+
+        fsspec.register_implementation("az", Old, clobber=True)
+        text = refusal(RemoteBlobs("az://container/runs"))
+        assert text.startswith("this store has no conditional write")
+        assert "(az://container/runs)" in text
+
     @pytest.mark.parametrize("url", ["s3://", "s3:///", "nosuch://bucket", "s3://bucket/../x", "://x"])
     def test_a_url_that_names_nothing(self, url: str) -> None:
         with pytest.raises(ConfigError, match="storage_path"):

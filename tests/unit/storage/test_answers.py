@@ -58,7 +58,7 @@ def translated(cause: Exception) -> OSError:
         ("InternalError", 500, Kind.LOST, "no answer"),
         ("502", 502, Kind.LOST, "no answer"),
         ("RequestTimeout", 400, Kind.LOST, "no answer"),
-        ("NotImplemented", 501, Kind.FINAL, "refuses the request with NotImplemented 501"),
+        ("NotImplemented", 501, Kind.FINAL, "does not support"),
         ("EntityTooLarge", 400, Kind.FINAL, "refuses the request with EntityTooLarge 400"),
     ],
 )
