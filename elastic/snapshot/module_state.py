@@ -46,8 +46,6 @@ class ModuleState:
             named = dict(self.module.state_dict(keep_vars=True))
         else:
             named = dict(_plain_entries(self.module))
-            slots.close()
-        self._slots = slots
         tensors: dict[str, torch.Tensor] = {}
         self._extra, self._raw = {}, {}
         for raw, value in named.items():
@@ -60,6 +58,9 @@ class ModuleState:
         check_distinct((canonical(raw) for raw in named), self.name)
         described = [describe(f"{self.name}.{canonical(raw)}", t, self._mesh, self._rank) for raw, t in tensors.items()]
         self.layouts, self.tensors = [layout for layout, _ in described], [local for _, local in described]
+        if slots is not None:
+            slots.close()
+        self._slots = slots
         return True
 
     def parameter_names(self) -> Iterator[tuple[str, nn.Parameter]]:

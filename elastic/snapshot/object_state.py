@@ -117,7 +117,7 @@ def lift(value: object, name: str, add: AddTensor) -> object:
         data = flat_bytes(value.detach().cpu().resolve_conj().resolve_neg().contiguous())
         return TensorValue(str(value.dtype).removeprefix("torch."), tuple(value.shape), data.numpy().tobytes())
     add(name, value)
-    expanded = not is_dtensor(value) and is_expanded(value)
+    expanded = dense and not is_dtensor(value) and is_expanded(value)
     return TensorRef(name, tuple(value.shape) if expanded else None)
 
 
@@ -127,8 +127,10 @@ def restored(value: object, tensors: Mapping[str, torch.Tensor]) -> Any:
         tensor = tensors[value.name]
         return tensor if value.expanded is None else tensor.expand(value.expanded)
     if isinstance(value, TensorValue):
-        data = torch.from_numpy(np.frombuffer(value.data, np.uint8).copy())
-        return data.view(getattr(torch, value.dtype)).view(value.shape)
+        tensor = torch.empty(value.shape, dtype=getattr(torch, value.dtype))
+        if value.data:
+            flat_bytes(tensor).copy_(torch.from_numpy(np.frombuffer(value.data, np.uint8).copy()))
+        return tensor
     kind = type(value)
     if kind is dict or kind is OrderedDict:
         assert isinstance(value, dict)

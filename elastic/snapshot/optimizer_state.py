@@ -78,7 +78,6 @@ class OptimizerState:
                     lift(value, f"{self.name}.state.{name}.{key}", lambda n, t: found.append((n, t)))
             tensor_keys = tuple(key for key, value in state.items() if isinstance(value, torch.Tensor))
             keys.setdefault(tensor_keys, []).append(name)
-        slots.close()
         check_distinct((name for name, _ in found), self.name)
         described = [describe(name, tensor, self._mesh, self._rank) for name, tensor in found]
         self.layouts, self.tensors = [layout for layout, _ in described], [local for _, local in described]
@@ -87,6 +86,7 @@ class OptimizerState:
             Encoded(encode_text([[list(key), names] for key, names in keys.items()])),
         )
         plain = all(isinstance(state[key], (int, float, str, type(None))) for _, key, state in self._values)
+        slots.close()
         self._slots = slots if plain else None
         return True
 
@@ -118,6 +118,7 @@ class OptimizerState:
         return 0 if not self.optimizer.state else None
 
     def plan(self, saved: Saved, differences: Differences) -> list[Target]:
+        self._pending = None
         by_parameter = self._named_parameters()
         parameters = {by_parameter[id(p)]: p for group in self.optimizer.param_groups for p in group["params"]}
         tree: dict[str, Any] = saved.tree if isinstance(saved.tree, dict) else {}
@@ -126,8 +127,10 @@ class OptimizerState:
         label = f"{self.name}.state."
         differences.missing += [label + name for name in parameters if name not in options]
         differences.unexpected += [label + name for name in options if name not in parameters]
-        if tree.get("class") != type(self.optimizer).__name__:
-            differences.others.append(f"{self.name} is {type(self.optimizer).__name__} here, {tree.get('class')} there")
+        here, there = type(self.optimizer).__name__, tree.get("class")
+        if here != there:  # state of another algorithm means nothing to this one
+            differences.others.append(f"{self.name} is {here} here and {there} in the snapshot")
+            return []
         if [sorted(group["params"]) for group in groups] != [sorted(names) for names in self._params]:
             differences.others.append(f"{self.name} has other parameter groups than in the snapshot")
 

@@ -193,9 +193,7 @@ def _execute(
                 reading.append(reader.submit(source.read, index.table, plan.rows[plan.windows[number + 1]]))
             waited += time.perf_counter() - started
             if len(parts) != window.stop - window.start:
-                raise InternalError(
-                    f"{len(parts)} chunks came back where {window.stop - window.start} were asked for"
-                )
+                raise InternalError(f"{len(parts)} chunks came back where {window.stop - window.start} were asked for")
             attached.broken = f"a restore of step {index.step} ended midway"
             put(window.start, plan.copies[number], parts)
     return waited

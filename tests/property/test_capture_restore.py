@@ -83,6 +83,15 @@ def assert_same_state(a: dict[str, object], b: dict[str, object]) -> None:
     assert a["scheduler"].state_dict() == b["scheduler"].state_dict()
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny tensors: threads of torch that wait for each other would be all of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def tier(tmp_path: Path) -> Iterator[NodeTier]:
     tier = NodeTier(tmp_path / "arena")
@@ -294,7 +303,9 @@ def test_the_loader_keeps_its_place_in_a_training_restore(tier: NodeTier) -> Non
             self.cursor = state["cursor"]
             assert torch.equal(state["big"], torch.arange(5000))
 
-    index, source = take_snapshot(tier, [Attached({"m": nn.Linear(1, 1), "loader": Loader(7)}, mesh_of(2), r) for r in (0, 1)])
+    index, source = take_snapshot(
+        tier, [Attached({"m": nn.Linear(1, 1), "loader": Loader(7)}, mesh_of(2), r) for r in (0, 1)]
+    )
     strict, training = Loader(0), Loader(0)
     restore(Attached({"m": nn.Linear(1, 1), "loader": strict}, mesh_of(3), 1), index, source)
     report = restore(Attached({"m": nn.Linear(1, 1), "loader": training}, mesh_of(3), 1), index, source, "training")
