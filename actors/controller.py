@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
@@ -264,6 +264,9 @@ class Controller:
                 "restored", generation=generation, member=member, seconds=event.took_s, bytes=dict(event.restored_from)
             )
         elif event.kind == "departed":
+            if event.metrics and generation == self.machine.state.generation:
+                self.chronicle.measured(generation, event.samples, event.metrics, at)
+                self.journal.note("metrics", generation=generation, rows=event.metrics)
             rank = self.machine.state.rank_of(member)
             departure = life.Departure(
                 member,
@@ -280,7 +283,7 @@ class Controller:
 
     def _incident_over(self, incident: Any) -> None:
         report = self.chronicle.incident(incident)
-        self.journal.note("incident", **{name: getattr(report, name) for name in report.__slots__})
+        self.journal.note("incident", incident=asdict(report))
         if incident.kind in ("rank", "node", "hang"):
             failure = "node" if incident.kind == "node" else "process"
             self.journal.note("failure", **{"class": failure})
@@ -309,6 +312,7 @@ class Controller:
             peers=life.peers(state),
             share_bytes=self.members.share_bytes(state),
             held_step=held,
+            committed_step=max((snapshot.step for snapshot in state.node_snapshots), default=0),
             wanted_step=self.cadence.wanted_step if periodic and self.cadence else 0,
             step_s=self.chronicle.step_s,
         )

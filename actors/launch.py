@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from actors.cluster_view import head_pin
 from actors.controller import ControllerActor, ControllerSpec
@@ -15,37 +16,38 @@ from actors.entry import EntryPoint
 from actors.names import NAMESPACE, controller_name
 from actors.watch import kill
 from elastic.config import RunConfig, ScalingConfig
-from elastic.errors import ClusterError
+from elastic.errors import ClusterError, ElasticError
 from elastic.result import Result
+from elastic.storage.blob_store import open_store
 
 log = logging.getLogger("elastic.launch")
 
 STOP_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 180.0
+"""The environment of a node that sees our code for the first time is made within it."""
 
 
 class RunHandle:
-    """One run, from outside."""
+    """One run, from outside. Every call raises ClusterError if the controller does not answer."""
 
     def __init__(self, name: str, controller: Any) -> None:
         self.name, self.controller = name, controller
         self._result = controller.result.remote()
 
-    def status(self, timeout_s: float = 10.0) -> dict[str, Any]:
-        """The run now; see Chronicle.status. Raises ClusterError if the controller does not answer."""
-        try:
-            found: dict[str, Any] = ray.get(self.controller.status.remote(), timeout=timeout_s)
-            return found
-        except (RayActorError, GetTimeoutError) as error:
-            raise ClusterError(f"the controller of run {self.name!r} does not answer: {type(error).__name__}") from None
+    def status(self, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
+        """The run now; see Chronicle.status."""
+        found: dict[str, Any] = self._ask(self.controller.status.remote(), timeout_s)
+        return found
 
     def resize(self, workers: int) -> int:
         """Want so many ranks from now on; returns what is wanted within the run's limits."""
-        wanted: int = ray.get(self.controller.resize.remote(workers))
+        wanted: int = self._ask(self.controller.resize.remote(workers))
         return wanted
 
     def stop(self) -> None:
         """End the run at its next boundary, with a durable snapshot."""
-        ray.get(self.controller.stop.remote())
+        self._ask(self.controller.stop.remote())
 
     def poll(self, timeout_s: float) -> Result | None:
         """The result, or None if the run has not ended within ``timeout_s``."""
@@ -76,6 +78,22 @@ class RunHandle:
         """Let go of the controller of a run that has ended."""
         kill(self.controller)
 
+    def abandon(self) -> None:
+        """End every process of the run now, without a snapshot; what was committed stays."""
+        prefix = controller_name(self.name).removesuffix("controller")
+        kill(self.controller)
+        with contextlib.suppress(RayError):
+            for actor in ray.util.list_named_actors(all_namespaces=True):
+                if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix):
+                    with contextlib.suppress(ValueError):
+                        kill(ray.get_actor(actor["name"], namespace=NAMESPACE))
+
+    def _ask(self, answer: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        try:
+            return ray.get(answer, timeout=timeout_s)
+        except (RayActorError, GetTimeoutError) as error:
+            raise ClusterError(f"the controller of run {self.name!r} does not answer: {type(error).__name__}") from None
+
 
 def launch(
     train_loop: Callable[..., Any] | str,
@@ -84,12 +102,14 @@ def launch(
     run: RunConfig,
     runtime_env: dict[str, Any] | None = None,
 ) -> RunHandle:
-    """Start the controller and tell it to begin. Raises ClusterError if the run is already under way."""
-    if not ray.is_initialized():
-        ray.init(namespace=NAMESPACE, include_dashboard=False, log_to_driver=False)
+    """Start the controller and tell it to begin. Raises ClusterError if the run is already under way, ConfigError for
+    a function or a storage that there is not."""
+    open_store(run.storage_path)
     entry = EntryPoint(train_loop) if isinstance(train_loop, str) else EntryPoint(function=train_loop)
     if isinstance(train_loop, str):
         entry.load()
+    if not ray.is_initialized():
+        ray.init(namespace=NAMESPACE, include_dashboard=False, log_to_driver=False)
     spec = ControllerSpec(scaling, run, entry, config, runtime_env)
     try:
         controller = ControllerActor.options(
@@ -99,7 +119,6 @@ def launch(
             resources=head_pin(),
             runtime_env=runtime_env,
         ).remote(spec)
-        ray.get(controller.start.remote())
     except ValueError:
         handle = find(run.name)
         if handle.status()["result"] is None:
@@ -109,8 +128,16 @@ def launch(
             ) from None
         handle.close()
         return launch(train_loop, config, scaling, run, runtime_env)
+    try:
+        ray.get(controller.start.remote(), timeout=START_TIMEOUT_S)
+    except RayTaskError as error:
+        kill(controller)
+        if isinstance(error.cause, ElasticError):
+            raise error.cause from None
+        raise ClusterError(f"the controller did not start: {_last_line(error)}") from None
     except RayError as error:
-        raise ClusterError(f"the controller did not start: {str(error).splitlines()[0]}") from None
+        kill(controller)
+        raise ClusterError(f"the controller did not start: {_last_line(error)}") from None
     return RunHandle(run.name, controller)
 
 
@@ -122,3 +149,19 @@ def find(name: str) -> RunHandle:
         raise ClusterError(
             f"no run {name!r} is under way on this cluster", "name the cluster with --address, or start the run again"
         ) from None
+
+
+def running() -> list[str]:
+    """The names of all runs on the cluster that Ray is connected to, sorted."""
+    before, _, after = controller_name("\0").partition("\0")
+    return sorted(
+        actor["name"].removeprefix(before).removesuffix(after)
+        for actor in ray.util.list_named_actors(all_namespaces=True)
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(before) and actor["name"].endswith(after)
+    )
+
+
+def _last_line(error: BaseException) -> str:
+    """Ray puts a remote traceback into the text of its errors; what was raised stands last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

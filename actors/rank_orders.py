@@ -57,5 +57,8 @@ class RankEvent:
     traceback: str = ""
     collateral: bool = False
     failure: ElasticError | None = None
+    samples: int = 0
+    metrics: tuple[tuple[int, float, dict[str, float]], ...] = ()
+    """For departed: rows of finished steps that were not collected before."""
     restored_from: Mapping[str, int] = field(default_factory=dict)
     """For restored: bytes by place."""

@@ -43,6 +43,7 @@ class RoundShell:
         self._held_step: int | None = None
         self._wanted_step = 0
         self._step_s = 0.0
+        self._committed_step = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.started_at = 0.0
 
@@ -63,6 +64,7 @@ class RoundShell:
         peers: Mapping[str, str],
         share_bytes: Mapping[int, int],
         held_step: int | None,
+        committed_step: int,
         wanted_step: int,
         step_s: float,
     ) -> None:
@@ -70,6 +72,7 @@ class RoundShell:
         attempt = f"g{generation:06d}-{secrets.token_hex(4)}"
         self._ranks, self._stores = ranks, stores
         self._held_step, self._wanted_step, self._step_s = held_step, wanted_step, step_s
+        self._committed_step = committed_step
         self.started_at = now()
         state, commands = machine.begin(RoundState(attempt, purpose, generation, stop, nodes, peers, share_bytes))
         self._machine = Machine("snapshot round", machine.TABLE, state)
@@ -180,7 +183,7 @@ class RoundShell:
             return -1
 
     async def _propose(self, state: RoundState, command: machine.Propose) -> None:
-        order = Order(command.attempt, command.step, command.slot, command.stop)
+        order = Order(command.attempt, command.step, command.slot, command.stop, self._committed_step)
         try:
             accepted, reached = await asyncio.wait_for(
                 _call(self._ranks[command.rank].propose.remote(state.generation, order)), CALL_TIMEOUT_S

@@ -1,6 +1,11 @@
 """The thread of a rank that trains: forms groups, calls the train function, and tells how it was left.
 
 It lives as long as the process and goes through one generation after another. Only it touches torch.distributed.
+
+torch.distributed.nn.functional, which torch._dynamo brings along, takes the default group of the moment it is imported
+into its functions' default arguments. Imported late it would keep the first generation's group alive, its sockets open,
+and peers waiting for a rank that has long left; so both are imported here, before there is any group. It also takes
+seconds, which a rank that is warm has behind it.
 """
 
 from __future__ import annotations
@@ -13,12 +18,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
+import torch.distributed.nn.functional
+import torch.nn.parallel
 
 from actors.rank_orders import GenerationOrder, RankEvent, RankSpec
 from actors.shares import StoreReader
@@ -106,6 +114,8 @@ class TrainThread:
         self.spec, self.store, self.tell = spec, store, tell
         self.reader = StoreReader(spec.run, spec.node, spec.storage)
         self.run: Run | None = None
+        self._samples = 0
+        self._rows: tuple[tuple[int, float, dict[str, float]], ...] = ()
         self._orders: queue.SimpleQueue[tuple[GenerationOrder, BoundaryGate]] = queue.SimpleQueue()
         if not spec.use_gpu:
             torch.set_num_threads(cores)
@@ -120,11 +130,14 @@ class TrainThread:
 
     def _loop(self) -> None:
         while True:
-            self.tell(self._generation(*self._orders.get()))
+            order, gate = self._orders.get()
+            event = self._generation(order, gate)
+            self.tell(replace(event, samples=self._samples, metrics=self._rows))
 
     def _generation(self, order: GenerationOrder, gate: BoundaryGate) -> RankEvent:
         """One generation, from forming the group to leaving it; always answers with how it was left."""
         event: RankEvent | None = None
+        self._rows = ()
         try:
             self._form(order, gate)
             context = RunContext(
@@ -138,6 +151,7 @@ class TrainThread:
             else:
                 self._entry(self.spec.config)
             run.check_attached()
+            self._take_metrics()
             return RankEvent("departed", order.generation, gate.step, cause="finished")
         except Interrupted:
             event = RankEvent("departed", order.generation, gate.step, cause="interrupted")
@@ -180,6 +194,7 @@ class TrainThread:
 
     def _leave_group(self) -> None:
         """Drop the run's objects and the group, so that peers that wait for this rank learn of it at once."""
+        self._take_metrics()
         run, self.run = self.run, None
         if dist.is_initialized():
             with contextlib.suppress(Exception):
@@ -190,6 +205,12 @@ class TrainThread:
             gc.collect()
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
+
+    def _take_metrics(self) -> None:
+        """Keep the rows that were not collected yet, for the last event of the generation."""
+        if self.run is not None:
+            self._samples, rows = self.run.take_metrics()
+            self._rows = tuple(rows)
 
     def _failure(self, order: GenerationOrder, gate: BoundaryGate, error: BaseException) -> RankEvent:
         text = f"{type(error).__name__}: {error}".strip().rstrip(":")

@@ -7,6 +7,7 @@ unanswered. Whoever is given up on is killed, so that it cannot come back and wr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -48,10 +49,8 @@ async def answers(probe: Callable[[], Any], timeout_s: float, tries: int = PROBE
 
 def kill(actor: Any) -> None:
     """End the actor's process; one that is gone already is no error."""
-    try:
+    with contextlib.suppress(RayError, ValueError):
         ray.kill(actor, no_restart=True)
-    except (RayError, ValueError):
-        pass
 
 
 def _first_line(error: BaseException) -> str:

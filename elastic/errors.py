@@ -146,7 +146,8 @@ class ClusterError(ElasticError):
 
 
 class InternalError(ElasticError):
-    """A bug of ours. ``story`` is the list of events that led to it, oldest first."""
+    """A bug of ours. ``story`` is the list of events that led to it, oldest first; the text
+    shows the last of them."""
 
     exit_code = 70
 
@@ -155,5 +156,5 @@ class InternalError(ElasticError):
         self.what, self.story = what, tuple(story)
 
     def __str__(self) -> str:
-        lines = "".join(f"\n  {line}" for line in self.story)
+        lines = "".join(f"\n  {line[:160]}" for line in self.story[-8:])
         return f"{self.what} (a bug in ray-elastic; please report it with this story){lines}"

@@ -27,6 +27,8 @@ class Order:
     step: int
     slot: SlotRef
     stop: bool
+    committed_step: int = 0
+    """The newest step that is committed: what a rank consumed before it is in the journal."""
 
 
 class BoundaryGate:

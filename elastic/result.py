@@ -32,7 +32,9 @@ class IncidentReport:
     first step, each in seconds; times count from the first sign of the failure in the run."""
 
     kind: str
+    """``rank``, ``node``, ``hang`` or ``error``."""
     rung: str
+    """``replace``, ``shrink`` or ``re-enter``."""
     why: str
     old_world_size: int
     new_world_size: int

@@ -31,7 +31,7 @@ __all__ = ["Interrupted", "Run", "RunContext", "RunLink", "current_run"]
 log = logging.getLogger("elastic.run")
 
 DATA_AXES = ("dp", "ep")
-"""Mesh axes whose ranks take different samples; along the others ranks share a batch, and one of them keeps the ledger."""
+"""Mesh axes whose ranks take different samples; along the others ranks share a batch, one of them keeps the ledger."""
 
 BUILD_STEP = -1
 """The "step" that seeds the generators while the model is built: the same on all ranks, unlike every real step."""
@@ -235,6 +235,8 @@ class Run:
         """Copy this rank's share into its slot; leave if the order says stop."""
         started = now()
         assert self._attached is not None
+        # Rows stay until a commit that covers them is known: an attempt that comes to nothing must not take them along.
+        self._ledger[:] = [row for row in self._ledger if row[0] >= order.committed_step]
         try:
             share = capture_and_stage(
                 self._attached,
@@ -250,14 +252,13 @@ class Run:
             if isinstance(error, CaptureError):
                 raise
         else:
-            self._ledger.clear()
             self._link.staged(share)
         self._stall_s += now() - started
         if order.stop:
             raise Interrupted
 
     def _ledger_rows(self) -> tuple[str, ...]:
-        """What this rank consumed since its last share; it becomes part of the commit that covers it."""
+        """What this rank consumed and no commit covers yet; it becomes part of the commit that does."""
         rank, size = self._data_rank(), self._data_size()
         return tuple(
             encode_row(LedgerRow(self.generation, step, rank, size, e.start, e.stop, e.digest, e.tokens))

@@ -823,8 +823,8 @@ def _uploads_idle(state: RunState, event: UploadsIdle) -> Outcome:
 
 
 def _end(state: RunState, ending: EndRun) -> Outcome:
-    state = replace(state, phase=ENDED, ending=ending, deadline=None, deadline_for="")
-    return state, (*(KillMember(name, "the run ended") for name in state.members), ending)
+    """The run is over; whoever performs EndRun ends every process, after the last of their news was heard."""
+    return replace(state, phase=ENDED, ending=ending, deadline=None, deadline_for=""), (ending,)
 
 
 def _tick(state: RunState, event: Tick) -> Outcome:

@@ -1,0 +1,102 @@
+"""Connects this process to Ray: a cluster that is there, or a local one that lasts as long as the process.
+
+Quiet: what Ray logs is in its session directory; what a person should know comes from the run itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import ray
+
+import elastic
+from actors.names import NAMESPACE
+from actors.node_store import arena_path
+from elastic.errors import ClusterError
+
+QUIET = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+OUR_PACKAGES = ("elastic", "actors", "policies")
+NEVER_SHIPPED = (".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache", ".pytest_cache")
+
+
+def connect(address: str, runtime_env: Mapping[str, Any] | None = None) -> None:
+    """Connect to the cluster at ``address`` (``auto``: the one on this machine). Raises ClusterError."""
+    env = dict(runtime_env) if runtime_env else None
+    try:
+        ray.init(address=address, runtime_env=env, **QUIET)
+    except Exception as error:  # Ray raises a dozen types here, some of them bare
+        raise ClusterError(
+            f"cannot connect to the cluster at {address!r}: {_first_line(error)}", _cure(error)
+        ) from None
+
+
+def start_local(num_cpus: int, resources: Mapping[str, float]) -> str:
+    """Start a cluster of one node in this process's name; returns its address. ``disconnect`` ends it."""
+    try:
+        ray.init(
+            address="local", num_cpus=num_cpus, resources=dict(resources) or None, include_dashboard=False, **QUIET
+        )
+    except Exception as error:  # as above
+        raise ClusterError(
+            f"Ray did not start on this machine: {_first_line(error)}", "see the newest session under /tmp/ray"
+        ) from None
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def disconnect() -> None:
+    """Leave the cluster; one that ``start_local`` has started ends with all its processes."""
+    ray.shutdown()
+
+
+def nodes() -> list[str]:
+    """The ids of all nodes that the cluster has ever had."""
+    return [str(node["NodeID"]) for node in ray.nodes()]
+
+
+@contextlib.contextmanager
+def arenas_removed(directory: str, run: str) -> Iterator[None]:
+    """Whatever way the block is left, the cluster's memory for ``run`` on this machine is given back after it."""
+    seen: set[str] = set()
+    try:
+        seen.update(nodes())
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # the cluster may be gone; then what was seen before counts
+            seen.update(nodes())
+        disconnect()
+        for node in seen:
+            shutil.rmtree(arena_path(directory, run, node), ignore_errors=True)
+
+
+def shipped_code(working_directory: str, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The ``runtime_env`` that brings the user's directory and our three packages to nodes that lack them.
+
+    ``leave_out`` are directories below it that are no code, such as the storage."""
+    home = os.path.dirname(os.path.dirname(os.path.abspath(elastic.__file__)))
+    below = [os.path.relpath(path, working_directory) for path in leave_out]
+    return {
+        "working_dir": working_directory,
+        "py_modules": [os.path.join(home, package) for package in OUR_PACKAGES],
+        "excludes": [*NEVER_SHIPPED, *(f"/{path}" for path in below if not path.startswith(".."))],
+    }
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def _cure(error: BaseException) -> str:
+    text = str(error)
+    if "ersion mismatch" in text:
+        return "use the Python and Ray of the cluster here"
+    if "uthenticat" in text or "token" in text.lower():
+        return "set RAY_AUTH_MODE and RAY_AUTH_TOKEN as the cluster has them"
+    if "exceeds the maximum size" in text:
+        return "run the command from a smaller directory, or list what is no code in .gitignore"
+    return "check the address, and that the cluster is up"
