@@ -26,6 +26,7 @@ from policies.constraints import Box, Limits, single_tier_box
 from policies.diagnostics import burst_share
 from policies.domain import PolicyError, check_nonnegative, check_positive
 from policies.interval import choose, whole_steps
+from policies.measurements import Failed, Observation, Resized, Restored, Running, Saved, Slowed, Written
 from policies.reliability import DEFAULT_PRIOR, DEFAULT_SHARES, ClassShares, GammaRate, half_life_s
 from policies.two_tier import FailureModel, Tier, TwoTier, TwoTierBox, optimum
 
@@ -75,71 +76,7 @@ class OnlinePlan:
     first_restart_s: float = 30.0
     deadband: float = 1.2
     recompute_every_s: float = 600.0
-    saves_between_changes: int = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """Training stood still for ``stall_s``; ``remote`` says that the save also goes to the remote tier."""
-
-    t: float
-    stall_s: float
-    remote: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A save became durable in ``tier`` (``"node"`` or ``"remote"``) ``seconds`` after its capture."""
-
-    t: float
-    seconds: float
-    tier: str = "node"
-
-
-@dataclass(frozen=True, slots=True)
-class Slowed:
-    """Training lost ``share`` of its speed while a write to ``tier`` ran: one minus step time without over with."""
-
-    t: float
-    share: float
-    tier: str = "node"
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A failure of class ``process``, ``node`` or ``domain``. Others (``user``, ``noticed``) do not count."""
-
-    t: float
-    failure_class: str
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """Training goes on ``seconds`` after a failure of this class."""
-
-    t: float
-    seconds: float
-    failure_class: str = "process"
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """``node_s`` node-seconds of training since the last such observation, and the step time if it is known."""
-
-    t: float
-    node_s: float
-    step_time_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Resized:
-    """The run goes on with ``nodes`` nodes."""
-
-    t: float
-    nodes: int
-
-
-Observation = Saved | Written | Slowed | Failed | Restored | Running | Resized
+    events_between_changes: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +116,7 @@ class OnlineInterval:
     step_time_s: float | None = None
     computed_t: float = 0.0
     computed_cost_s: float = 0.0
-    saves_since_change: int = 0
+    events_since_change: int = 0
     changes: int = 0
 
     @property
@@ -240,7 +177,7 @@ def step(state: OnlineInterval, observation: Observation) -> tuple[OnlineInterva
         due = _drift(state)
     elif isinstance(observation, Written):
         state = replace(state, writes=_push(state.writes, observation.tier, observation.seconds, "write"))
-        due = _drift(state)
+        due = _outrun(state) or _drift(state)
     elif isinstance(observation, Slowed):
         state = replace(
             state,
@@ -268,7 +205,7 @@ def step(state: OnlineInterval, observation: Observation) -> tuple[OnlineInterva
 
 def _learn_save(state: OnlineInterval, saved: Saved) -> OnlineInterval:
     stall = check_nonnegative("stall_s", saved.stall_s)
-    state = replace(state, saves_since_change=state.saves_since_change + 1)
+    state = replace(state, events_since_change=state.events_since_change + 1)
     if saved.remote and state.plan.two_tier:
         return replace(state, remote_stalls=(*state.remote_stalls, stall)[-_KEPT_SAMPLES:])
     return replace(state, stalls=(*state.stalls, stall)[-_KEPT_SAMPLES:])
@@ -282,7 +219,11 @@ def _learn_failure(state: OnlineInterval, failed: Failed) -> tuple[OnlineInterva
     if same_episode:
         return state, ""
     state = replace(
-        state, rate=state.rate.observe(1, 0.0), shares=state.shares.observe_counts({failed.failure_class: 1.0})
+        state,
+        rate=state.rate.observe(1, 0.0),
+        shares=state.shares.observe_counts({failed.failure_class: 1.0}),
+        # Failures count beside saves: an interval longer than the time between failures never sees a save.
+        events_since_change=state.events_since_change + 1,
     )
     return state, f"a failure of class {failed.failure_class}"
 
@@ -308,28 +249,41 @@ def _drift(state: OnlineInterval) -> str:
 
 def _decide(state: OnlineInterval, why: str, *, at_once: bool) -> tuple[OnlineInterval, Decision]:
     wanted, k, box, binding = _wanted(state)
-    state = replace(state, computed_t=state.t, computed_cost_s=state.tier("node").visible_s)
     # What is in force was chosen with a margin on the write's p95; it breaks when even the bare p95 does not fit.
-    broken = state.interval_s < box.low / 1.1 or state.interval_s > box.high * (1 + 1e-9)
+    broken = state.interval_s < box.low / 1.1 or state.interval_s > box.high * (1 + 1e-9) or bool(_outrun(state))
     moved = state.interval_s <= 0 or max(
         abs(math.log(wanted / state.interval_s)), abs(math.log(k * wanted / (state.k * state.interval_s)))
     )
     limit = 1e-3 if at_once or broken else math.log(state.plan.deadband)
+    computed = replace(state, computed_t=state.t, computed_cost_s=state.tier("node").visible_s)
     if state.interval_s > 0 and moved <= limit:
-        return state, _in_force(state, f"{why}; {wanted:.4g} s is within the deadband of {state.interval_s:.4g} s")
-    if not at_once and not broken and state.saves_since_change < state.plan.saves_between_changes:
-        return state, _in_force(state, f"{why}; only {state.saves_since_change} saves since the last change")
+        return computed, _in_force(state, f"{why}; {wanted:.4g} s is within the deadband of {state.interval_s:.4g} s")
+    if not at_once and not broken and state.events_since_change < state.plan.events_between_changes:
+        # Not marked as computed: what made it due still does, at the next observation.
+        return state, _in_force(
+            state, f"{why}; only {state.events_since_change} saves and failures since the last"
+        )
     before = f"from {state.interval_s:.4g} s" if state.interval_s > 0 else "first interval"
     periods = f", every {k}th to the remote tier" if state.plan.two_tier and k > 1 else ""
     held = f", held by {binding}" if binding else ""
-    state = replace(
-        state, interval_s=wanted, k=k, saves_since_change=0, changes=state.changes + (1 if state.interval_s > 0 else 0)
-    )
+    changes = state.changes + (1 if state.interval_s > 0 else 0)
+    state = replace(computed, interval_s=wanted, k=k, events_since_change=0, changes=changes)
     reason = (
         f"{why}: {before} to {wanted:.4g} s of work between saves{periods} for a visible cost of "
         f"{state.computed_cost_s:.3g} s and an MTBF of {state.mtbf_s:.4g} s on {state.nodes} nodes{held}"
     )
     return state, replace(_in_force(state, reason), changed=True)
+
+
+def _outrun(state: OnlineInterval) -> str:
+    """Which write, if any, no longer ends before the next one of its tier is due."""
+    write, upload = state.write_p95_s("node"), state.write_p95_s("remote")
+    local = state.tier("node")
+    if state.interval_s < (1 - local.slowdown) * write:
+        return f"a write takes {write:.4g} s at p95, longer than the interval"
+    if state.plan.two_tier and state.k * (state.interval_s + local.visible_s) < upload:
+        return f"an upload takes {upload:.4g} s at p95, longer than the remote period"
+    return ""
 
 
 def _wanted(state: OnlineInterval) -> tuple[float, int, Box, str | None]:

@@ -77,7 +77,7 @@ def renewal_efficiency(
         at += block
         if term * at < _TAIL:
             return interval_s / (mean_s + downtime_s) * total
-        block = max(block, at // 200)
+        block = max(block, at // 1000)
 
 
 def renewal_optimum(

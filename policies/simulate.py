@@ -106,6 +106,7 @@ def simulate_single(
 
         ends &= ~fails
         restarted, worked, stalled = (ends & (phase == kind) for kind in (_RESTART, _WORK, _STALL))
+        worked &= writing == math.inf  # one write in flight at a time
         phase[restarted] = _WORK
         phase[worked], left[worked] = _STALL, stall_s
         captured[worked] += since[worked]
@@ -191,6 +192,7 @@ def simulate_two_tier(
 
         ends &= ~fails
         restarted, worked, stalled = (ends & (phase == kind) for kind in (_RESTART, _WORK, _STALL))
+        worked &= replicating == math.inf  # one replication in flight at a time
         phase[restarted], bare[restarted] = _WORK, False
         taken[worked] += 1
         since[worked] = 0.0

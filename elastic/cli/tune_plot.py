@@ -108,13 +108,15 @@ def _over_interval(axes: Any, found: Answer) -> None:
         ha="center",
         fontweight="bold",
         color=_MAIN,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
     )
     axes.set_xticks(*_time_ticks(intervals[0], intervals[-1]))
     axes.minorticks_off()
     axes.set_xlabel("work between two saves (logarithmic)")
     axes.set_ylabel("time that is useful work, %")
+    size = f" on {found.scale[0].nodes} nodes" if found.scale else ""
     axes.set_title(
-        f"How often to save: a failure every {duration_text(found.rate.mtbf_s)}, "
+        f"How often to save: a failure every {duration_text(found.rate.mtbf_s)}{size}, "
         f"{duration_text(problem.visible_s)} of training per save",
         loc="left",
         fontsize=12,
