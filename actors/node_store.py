@@ -23,6 +23,7 @@ from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
 from elastic.clock import wall
 from elastic.errors import ElasticError, SnapshotError
+from elastic.protocol.shares import ShareReport, SlotRef, StagedShare
 from elastic.snapshot.collect import collect
 from elastic.snapshot.committer import commit_remote
 from elastic.snapshot.index import SnapshotIndex
@@ -30,7 +31,6 @@ from elastic.snapshot.manifest import FileRecord, SnapshotRef
 from elastic.snapshot.node_tier import NodeTier
 from elastic.snapshot.object_names import attempt_prefix
 from elastic.snapshot.retention import keep_last
-from elastic.snapshot.share import ShareReport, SlotRef, StagedShare
 from elastic.storage.blob_store import open_store
 
 log = logging.getLogger("elastic.store")

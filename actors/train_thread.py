@@ -33,11 +33,11 @@ from actors.shares import StoreReader
 from elastic.clock import now
 from elastic.errors import ConfigError, CorruptSnapshot, ElasticError, ModelMismatch, RestoreError, SnapshotError
 from elastic.gate import BoundaryGate, Interrupted
+from elastic.protocol.shares import StagedShare
 from elastic.run import BUILD_STEP, Run, RunContext, set_current_run
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.restore import ChunkSource, RestoreReport
 from elastic.snapshot.rng import seed_everything
-from elastic.snapshot.share import StagedShare
 
 _PEER_GONE = (
     "connection closed by peer",

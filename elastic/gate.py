@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from elastic.snapshot.share import SlotRef
+from elastic.protocol.shares import SlotRef
 
 
 class Interrupted(BaseException):

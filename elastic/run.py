@@ -18,12 +18,12 @@ from elastic.data.loader import Batch, ElasticLoader
 from elastic.errors import CaptureError, ConfigError, SnapshotError
 from elastic.gate import BoundaryGate, Interrupted, Order
 from elastic.mesh import Mesh
+from elastic.protocol.shares import PointInTime, StagedShare
 from elastic.reduction_order import fix_bucket_layout
 from elastic.snapshot.capture import Attached
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.restore import ChunkSource, RestoreReport, restore
 from elastic.snapshot.rng import load_generators, saved_generators, seed_everything
-from elastic.snapshot.share import PointInTime, StagedShare
 from elastic.snapshot.staging import Stager, capture_and_stage
 
 __all__ = ["Interrupted", "Run", "RunContext", "RunLink", "current_run"]

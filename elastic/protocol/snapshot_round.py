@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic.errors import CommitRefused
+from elastic.protocol.commit import commit_check
 from elastic.protocol.machine import Table, ignore
-from elastic.snapshot.one_point import commit_check
-from elastic.snapshot.share import ShareReport, SlotRef
+from elastic.protocol.shares import ShareReport, SlotRef
 
 OPENING, PROPOSED, SEALING, COMMITTED, ABANDONED = "opening", "proposed", "sealing", "committed", "abandoned"
 

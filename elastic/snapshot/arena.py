@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastic.errors import InternalError, StorageError
-from elastic.snapshot.share import SlotRef
+from elastic.protocol.shares import SlotRef
 
 DEFAULT_PARENT = Path("/dev/shm")
 DIRECTORY_PREFIX = "elastic-arena-"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from elastic.errors import CommitRefused, CorruptSnapshot
 from elastic.mesh import Mesh
+from elastic.protocol.commit import check_points
 from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.held_share import ShareHeader
 from elastic.snapshot.index import ObjectTrees, SnapshotIndex
-from elastic.snapshot.one_point import check_points
 from elastic.snapshot.seal import digest_objects
 
 

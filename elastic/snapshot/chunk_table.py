@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from elastic.errors import CorruptSnapshot
+from elastic.protocol.shares import CHUNK_BYTES
 from elastic.snapshot.checksum import algorithm_named
 from elastic.snapshot.layout import Box, TensorSpec
-from elastic.snapshot.share import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from elastic.snapshot.save_plan import Piece

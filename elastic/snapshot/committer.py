@@ -14,6 +14,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from elastic.errors import CommitRefused, StorageError
+from elastic.protocol.commit import commit_check
+from elastic.protocol.shares import ShareReport
 from elastic.snapshot.checksum import digest_text
 from elastic.snapshot.index import ObjectTrees, SnapshotIndex
 from elastic.snapshot.layout import TensorSpec
@@ -27,8 +29,6 @@ from elastic.snapshot.manifest import (
     manifest_digest,
 )
 from elastic.snapshot.object_names import attempt_prefix, latest_key, marker_key
-from elastic.snapshot.one_point import commit_check
-from elastic.snapshot.share import ShareReport
 from elastic.storage.blob_store import BlobStore
 from elastic.storage.conditional import commit_marker
 

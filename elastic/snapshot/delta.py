@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elastic.protocol.shares import ALIGNMENT_BYTES
 from elastic.snapshot.chunk_table import ChunkTable, Ints
-from elastic.snapshot.share import ALIGNMENT_BYTES
 
 GIVE_UP_UNCHANGED = 1 / 32
 """A tensor with a smaller part than this unchanged is written whole."""

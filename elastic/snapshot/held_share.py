@@ -7,9 +7,9 @@ import struct
 from dataclasses import asdict, dataclass, field
 
 from elastic.errors import CorruptSnapshot
+from elastic.protocol.shares import PointInTime, ShareReport, SlotRef
 from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.seal import table_digest
-from elastic.snapshot.share import PointInTime, ShareReport, SlotRef
 
 _MAGIC = b"ELSHARE1"
 _LENGTHS = struct.Struct("<8sQQQ")

@@ -10,10 +10,10 @@ import numpy as np
 
 from elastic.errors import CorruptSnapshot
 from elastic.mesh import Mesh
+from elastic.protocol.shares import PointInTime
 from elastic.snapshot.chunk_file import spec_columns
 from elastic.snapshot.chunk_table import ChunkTable, Ids, Ints
 from elastic.snapshot.layout import Box, check_tiling
-from elastic.snapshot.share import PointInTime
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 from elastic.errors import CorruptSnapshot, RestoreError, StorageError
 from elastic.mesh import Mesh
+from elastic.protocol.shares import PointInTime
 from elastic.snapshot.held_share import point_from_json
 from elastic.snapshot.object_names import attempt_prefix, check_pack, check_part, snapshot_directory, snapshots_prefix
-from elastic.snapshot.share import PointInTime
 
 SCHEMA = 1
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastic.errors import CommitRefused, CorruptSnapshot, InternalError, SnapshotError
+from elastic.protocol.shares import ShareReport, SlotRef, StagedShare
 from elastic.snapshot.arena import ArenaPool
 from elastic.snapshot.assemble import index_of_headers
 from elastic.snapshot.checksum import DEFAULT_ALGORITHM, check_algorithm
@@ -33,7 +34,6 @@ from elastic.snapshot.object_names import check_part, node_pack, parse_node_pack
 from elastic.snapshot.reader import SnapshotCatalog
 from elastic.snapshot.save_plan import SaveShare
 from elastic.snapshot.seal import digest_chunks, seal, table_digest
-from elastic.snapshot.share import ShareReport, SlotRef, StagedShare
 from elastic.snapshot.sources import Chunk, Copy, Serve, ServedCopy, VerifiedSource
 from elastic.snapshot.uploader import PARALLEL_UPLOADS, upload_shares
 from elastic.storage.blob_store import BlobStore, Buffer

@@ -18,8 +18,8 @@ import numpy as np
 
 from elastic.errors import CorruptSnapshot
 from elastic.mesh import Mesh
+from elastic.protocol.shares import ALIGNMENT_BYTES
 from elastic.snapshot.layout import Box, Layout, TensorSpec
-from elastic.snapshot.share import ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)

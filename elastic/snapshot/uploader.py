@@ -13,13 +13,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from elastic.protocol.shares import ALIGNMENT_BYTES
 from elastic.snapshot.checksum import digest_text
 from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.delta import Delta, delta
 from elastic.snapshot.manifest import FileRecord
 from elastic.snapshot.object_names import pack_name, table_name
 from elastic.snapshot.seal import pack_digest
-from elastic.snapshot.share import ALIGNMENT_BYTES
 from elastic.storage.blob_store import BlobStore
 
 PARALLEL_UPLOADS = 4

@@ -14,10 +14,10 @@ from support.simulated_ranks import mesh_of, take_snapshot
 from torch import nn
 
 from elastic.errors import CaptureError, SnapshotError
+from elastic.protocol.shares import PointInTime, SlotRef
 from elastic.snapshot.capture import Attached
 from elastic.snapshot.node_tier import NodeTier
 from elastic.snapshot.restore import restore
-from elastic.snapshot.share import PointInTime, SlotRef
 from elastic.snapshot.staging import Stager, capture_and_stage
 
 DTYPES = [

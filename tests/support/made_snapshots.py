@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastic.mesh import Mesh
+from elastic.protocol.shares import PointInTime, ShareReport, StagedShare
 from elastic.snapshot.committer import commit_remote
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.layout import Layout, TensorSpec
@@ -21,7 +22,6 @@ from elastic.snapshot.manifest import FileRecord, SnapshotRef
 from elastic.snapshot.node_tier import NodeTier
 from elastic.snapshot.object_names import attempt_name, attempt_prefix, new_snapshot_id
 from elastic.snapshot.save_plan import SaveShare, plan_share
-from elastic.snapshot.share import PointInTime, ShareReport, StagedShare
 from elastic.storage.blob_store import BlobStore
 
 RUN = "a-run"

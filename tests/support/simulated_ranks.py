@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elastic.mesh import Mesh
+from elastic.protocol.shares import PointInTime
 from elastic.snapshot.capture import Attached
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.node_tier import NodeTier
-from elastic.snapshot.share import PointInTime
 from elastic.snapshot.sources import VerifiedSource
 from elastic.snapshot.staging import Stager, capture_and_stage
 

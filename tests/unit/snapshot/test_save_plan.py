@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from elastic.errors import CorruptSnapshot
 from elastic.mesh import Mesh
+from elastic.protocol.shares import ALIGNMENT_BYTES
 from elastic.snapshot.layout import Layout, TensorSpec, check_tiling
 from elastic.snapshot.save_plan import SaveShare, plan_key, plan_share
-from elastic.snapshot.share import ALIGNMENT_BYTES
 
 DP4 = Mesh((("dp", 4),))
 
