@@ -98,9 +98,16 @@ class Result:
     def load_state(self, *names: str) -> dict[str, np.ndarray[Any, Any]]:
         """Tensors of the end state by name (all, or those that begin with one of ``names``), read from storage and
         checked. Dtypes that numpy lacks come as unsigned integers of their width."""
-        from elastic.snapshot.reader import load_tensors
+        from elastic.errors import RestoreError
+        from elastic.snapshot.reader import SnapshotCatalog
+        from elastic.storage.blob_store import open_store
 
-        return load_tensors(self.storage, self.run, names)
+        catalog = SnapshotCatalog(open_store(self.storage), self.run)
+        ref = next((ref for ref in catalog.list() if self.snapshot.endswith(f"{ref.directory}/{ref.attempt}")), None)
+        if ref is None:
+            raise RestoreError("the run left no durable snapshot", f"{self.storage}/{self.run}")
+        tensors = catalog.load(ref)
+        return {name: value for name, value in tensors.items() if not names or name.startswith(names)}
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON-able values; ``error`` as its class and text."""

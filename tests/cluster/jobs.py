@@ -1,0 +1,113 @@
+"""Train functions of the cluster tests. Small models, every kind of state, and faults at exact places."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import elastic
+
+FEATURES = 24
+
+
+class Regression(torch.utils.data.Dataset):
+    """Sample i is a function of i."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        x = torch.randn(FEATURES, generator=generator)
+        return x, torch.tanh(x[: FEATURES // 2].sum()) + 0.1 * x[-1]
+
+
+def net(dropout: float, width: int = 48) -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, width),
+        torch.nn.GELU(),
+        torch.nn.Dropout(dropout),
+        torch.nn.LayerNorm(width),
+        torch.nn.Linear(width, width),
+        torch.nn.GELU(),
+        torch.nn.Linear(width, 1),
+    )
+
+
+def train(config: dict[str, Any]) -> None:
+    """AdamW, warm-up, dropout, DDP. ``faults`` act in the middle of a step, after backward, on one rank."""
+    run = elastic.current_run()
+    torch.manual_seed(config.get("model_seed", 1))
+    model = DistributedDataParallel(net(config.get("dropout", 0.1), config.get("width", 48)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=10)
+    loader = elastic.ElasticLoader(
+        Regression(config.get("samples", 4096)),
+        global_batch_size=config.get("batch", 32),
+        seed=17,
+        epochs=config.get("epochs"),
+        num_workers=config.get("loader_workers", 0),
+    )
+    run.attach(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
+    for batch in run.steps(loader, until_step=config.get("steps")):
+        x, y = batch
+        loss = torch.nn.functional.mse_loss(model(x).squeeze(1), y) * batch.weight
+        loss.backward()
+        act(config.get("faults", ()), run)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        run.report(loss=total / run.world_size)
+        time.sleep(config.get("step_s", 0.0))
+
+
+def act(faults: Any, run: elastic.Run) -> None:
+    """(kind, step, rank, generation or None): the fault that is due here, if any."""
+    for kind, step, rank, generation in faults:
+        if run.step == step and run.rank == rank and generation in (None, run.generation):
+            if kind == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif kind == "raise":
+                raise ValueError(f"a bug at step {step}")
+            elif kind == "exit":
+                os._exit(3)
+
+
+def raises_at_once(config: dict[str, Any]) -> None:
+    raise ZeroDivisionError("before anything")
+
+
+def never_attaches(config: dict[str, Any]) -> None:
+    elastic.current_run()
+
+
+def attaches_a_socket(config: dict[str, Any]) -> None:
+    class Odd:
+        def state_dict(self) -> dict[str, Any]:
+            return {"thing": object()}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    run = elastic.current_run()
+    run.attach(odd=Odd(), model=torch.nn.Linear(2, 2))
+    for _ in run.steps(until_step=3):
+        pass
+
+
+def other_model(config: dict[str, Any]) -> None:
+    run = elastic.current_run()
+    model = torch.nn.Linear(5, 7)
+    run.attach(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in run.steps(until_step=config["steps"]):
+        pass

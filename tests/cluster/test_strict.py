@@ -1,0 +1,78 @@
+"""The trajectory after a failure is the trajectory without it: same mesh, bitwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.cluster import TestCluster, when
+
+from elastic.data.ledger import decode_row
+from elastic.journal import PREFIX, decode
+from elastic.result import Result
+from elastic.storage.blob_store import open_store
+
+CONFIG = {"steps": 40, "dropout": 0.2, "step_s": 0.02}
+
+
+def rows(result: Result) -> dict[tuple[int, int], tuple[int, int, str]]:
+    """What each data rank consumed at each step, by the latest generation that took the step."""
+    store = open_store(result.storage)
+    found: dict[tuple[int, int], tuple[int, Any]] = {}
+    for key in store.list(f"{result.run}/{PREFIX}"):
+        for record in decode(store.get(key), key):
+            for text in record.get("ledger", ()):
+                row = decode_row(text)
+                place = (row.step, row.rank)
+                if place not in found or row.generation >= found[place][0]:
+                    found[place] = (row.generation, (row.start, row.stop, row.digest))
+    return {place: value for place, (_, value) in sorted(found.items())}
+
+
+def assert_same(result: Result, reference: Result) -> None:
+    ours, theirs = result.load_state(), reference.load_state()
+    assert ours.keys() == theirs.keys()
+    different = [name for name in theirs if ours[name].tobytes() != theirs[name].tobytes()]
+    assert different == []
+    assert rows(result) == rows(reference)
+    assert len(rows(reference)) == 160
+
+
+@pytest.fixture(scope="module")
+def reference(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """The run that nothing happens to."""
+    import elastic
+    from support.cluster import JOBS
+
+    cluster.ensure(4)
+    return elastic.ElasticTrainer(
+        f"{JOBS}:train",
+        train_loop_config=CONFIG,
+        scaling_config=elastic.ScalingConfig(num_workers=4),
+        run_config=elastic.RunConfig(name="reference", storage_path=str(tmp_path_factory.mktemp("reference"))),
+    ).fit()
+
+
+def test_a_rank_killed_in_step_23_and_replaced_changes_no_bit(
+    cluster: TestCluster, trainer: Any, reference: Result
+) -> None:
+    cluster.ensure(4)
+    config = {**CONFIG, "faults": [("kill", 23, 2, 1)]}
+    result = trainer(name="rank-kill", config=config, interval="7 steps").fit()
+    (incident,) = result.incidents
+    assert (incident.kind, incident.rung) == ("rank", "replace")
+    assert_same(result, reference)
+
+
+def test_a_node_killed_and_replaced_changes_no_bit(cluster: TestCluster, trainer: Any, reference: Result) -> None:
+    cluster.ensure(4)
+    handle = trainer(name="node-kill", config={**CONFIG, "step_s": 0.1}, interval="7 steps").start()
+    status = when(handle, lambda s: s["step"] >= 23, 60, "step 23")
+    victim = sorted(status["members"].items())[-1][1]["node"]
+    cluster.kill_node(victim, "node-kill")
+    cluster.add_node()
+    result = handle.wait()
+    assert result.error is None
+    (incident,) = result.incidents
+    assert (incident.kind, incident.rung) == ("node", "replace")
+    assert_same(result, reference)
