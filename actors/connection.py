@@ -53,6 +53,11 @@ def disconnect() -> None:
     ray.shutdown()
 
 
+def total_resources() -> dict[str, float]:
+    """What all nodes of the cluster have together."""
+    return {str(name): float(amount) for name, amount in ray.cluster_resources().items()}
+
+
 def nodes() -> list[str]:
     """The ids of all nodes that the cluster has ever had."""
     return [str(node["NodeID"]) for node in ray.nodes()]

@@ -1,0 +1,94 @@
+"""Finds the cluster that a run lives in, from any terminal of the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic._siblings import sibling
+from elastic.cli.local_runs import local_runs
+from elastic.errors import ClusterError
+
+if TYPE_CHECKING:
+    from actors.launch import RunHandle
+
+
+def use_local_token(*, create: bool = False) -> None:
+    """Speak to the clusters of this machine as Ray's own commands do: with the token in the user's home directory.
+
+    Ray protects each local cluster with it, but looks for it only where it has found the cluster itself. Must be
+    called before Ray is imported; the user's own settings are left alone.
+    """
+    if os.environ.get("RAY_AUTH_MODE"):
+        return
+    given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path.home() / ".ray" / "auth_token"
+    if not given and not path.is_file():
+        if not create:
+            return
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w") as file:
+                file.write(secrets.token_hex(32))
+        except FileExistsError:
+            pass
+        except OSError:  # no home to write to: the token lives in this process and its children
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ["RAY_AUTH_MODE"] = "token"
+
+
+def is_here(address: str) -> bool:
+    """Whether the address is one of this machine's clusters, as far as its text tells."""
+    host = address.rpartition(":")[0] or address
+    return address in ("auto", "local") or host in ("localhost", "127.0.0.1", "[::1]")
+
+
+@contextlib.contextmanager
+def connected(address: str | None, run: str | None = None) -> Iterator[None]:
+    """Connect to ``address``; without one to the local cluster that ``run`` is in, or else to the one Ray finds.
+
+    Raises ClusterError if there is none."""
+    chosen = address or _local_address(run) or "auto"
+    if not address or is_here(address):
+        use_local_token()
+    connection = sibling("actors.connection")
+    try:
+        connection.connect(chosen)
+    except ClusterError:
+        if address:
+            raise
+        raise ClusterError(
+            "no cluster is running on this machine", "name the cluster with --address, or start the run"
+        ) from None
+    try:
+        yield
+    finally:
+        connection.disconnect()
+
+
+def _local_address(run: str | None) -> str:
+    for record in local_runs():
+        if run is None or record.run == run:
+            return record.address
+    return ""
+
+
+def find_run(run: str | None) -> RunHandle:
+    """The handle of the run under way on the connected cluster; without a name that of the only one.
+
+    Raises ClusterError if there is none, or more than one to choose from."""
+    launch = sibling("actors.launch")
+    if run is None:
+        names = launch.running()
+        if not names:
+            raise ClusterError("no run is under way on this cluster", "start one with elastic run")
+        if len(names) > 1:
+            raise ClusterError(f"several runs are under way: {', '.join(names)}", "name one of them")
+        run = names[0]
+    handle: RunHandle = launch.find(run)
+    return handle

@@ -1,0 +1,171 @@
+"""Shows a run while it goes on: a live panel on a terminal, plain lines anywhere else. Always on stderr.
+
+What happened is told once, as a line that stays; what changes all the time is the panel, or a line every few seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from elastic.cli.output import count, number, say, seconds
+
+LINE_EVERY_S = 5.0
+
+Status = dict[str, Any]
+
+
+def news(before: Status | None, after: Status) -> list[str]:
+    """What a person should know that happened between two statuses, in words."""
+    old: Status = before or {}
+    lines = []
+    incidents = after["incidents"]
+    lines += [told(incident) for incident in incidents[len(old.get("incidents", [])) :]]
+    if after["generation"] != old.get("generation", 0) and after["world_size"]:
+        lines.append(
+            f"generation {after['generation']}: {count(after['world_size'], 'rank')} ({after['mesh']}) "
+            f"from step {after['step']}"
+        )
+    if after["phase"] != old.get("phase") and after["phase"] in _PHASES:
+        lines.append(_PHASES[after["phase"]])
+    lines += [f"alarm: {alarm}" for alarm in _fresh(old.get("alarms", []), after["alarms"])]
+    if after["journal_lag"] and after["journal_lag"] != old.get("journal_lag"):
+        lines.append(f"alarm: the journal lags: {after['journal_lag']}")
+    return lines
+
+
+_PHASES = {
+    "gathering": "waiting for ranks",
+    "stopping": "stopping at the next boundary",
+    "finishing": "all steps are done; making the last snapshot durable",
+}
+
+
+def _fresh(old: Sequence[str], new: Sequence[str]) -> Sequence[str]:
+    """What was added to a list that forgets its oldest entries."""
+    for shared in range(min(len(old), len(new)), 0, -1):
+        if list(old[-shared:]) == list(new[:shared]):
+            return new[shared:]
+    return new
+
+
+def told(incident: Status) -> str:
+    """One incident in a sentence."""
+    names = {name.removesuffix("_s").replace("_", " "): value for name, value in incident["split"].items()}
+    parts = ", ".join(f"{name} {seconds(value)}" for name, value in names.items() if value >= 0.0005)
+    ranks = f"{incident['old_world_size']} → {incident['new_world_size']} ranks"
+    return (
+        f"{incident['kind']} lost, {incident['rung']}: {ranks}, going on after {seconds(incident['rto_s'])} ({parts}); "
+        f"{count(incident['steps_lost'], 'step')} lost"
+    )
+
+
+def figures(status: Status) -> list[tuple[str, str]]:
+    """The run now, as (name, value)."""
+    metrics = list(status["metrics"].items())[:3]
+    node = status["snapshot_node"]
+    remote = status["snapshot_remote_step"]
+    due = status["next_snapshot_s"]
+    rows = [("step", f"{status['step']:,}")]
+    rows += [(name, number(value)) for name, value in metrics]
+    if status["samples_per_s"]:
+        rows.append(("samples/s", number(status["samples_per_s"])))
+    rows.append(("generation", str(status["generation"])))
+    rows.append(("ranks", f"{status['world_size']} of {status['target']}"))
+    if node:
+        rows.append(("snapshot in memory", f"step {node['step']:,}"))
+    if remote is not None:
+        rows.append(("durable", f"step {remote:,}{' (uploading)' if status['uploading'] else ''}"))
+    if due is not None:
+        rows.append(("next snapshot", f"in {seconds(due)}" if due > 0.05 else "due"))
+    if status["incidents"]:
+        rows.append(("incidents", str(len(status["incidents"]))))
+    if status["alarms"]:
+        rows.append(("alarms", str(len(status["alarms"]))))
+    return rows
+
+
+def line(status: Status) -> str:
+    """The run now, on one line."""
+    return "  ".join(f"{name} {value}" for name, value in figures(status))
+
+
+class PlainProgress:
+    """Lines with the seconds since the start: news at once, figures every few seconds."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._before: Status | None = None
+        self._shown_at = 0.0
+
+    def __enter__(self) -> PlainProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        say(f"{time.monotonic() - self._started:7.2f} s  {text}")
+
+    def show(self, status: Status) -> None:
+        """The run now."""
+        for text in news(self._before, status):
+            self.note(text)
+        moved = self._before is None or status["step"] != self._before["step"]
+        self._before = status
+        if moved and time.monotonic() - self._shown_at >= LINE_EVERY_S and status["phase"] == "running":
+            self._shown_at = time.monotonic()
+            self.note(line(status))
+
+
+class LiveProgress(PlainProgress):
+    """The same with a panel below that changes in place."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.live import Live
+
+        self._title = title
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> LiveProgress:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, where)
+
+    def note(self, text: str) -> None:
+        self._console.print(f"{time.monotonic() - self._started:7.2f} s  {text}", markup=False)
+
+    def show(self, status: Status) -> None:
+        for text in news(self._before, status):
+            self.note(text)
+        self._before = status
+        self._live.update(self._panel(status), refresh=True)
+
+    def _panel(self, status: Status) -> Any:
+        from rich.panel import Panel
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 2))
+        rows = [("phase", status["phase"]), *figures(status)]
+        for first in range(0, len(rows), 3):
+            cells = [f"[dim]{name}[/] [bold]{value}[/]" for name, value in rows[first : first + 3]]
+            grid.add_row(*cells)
+        if status["alarms"]:
+            grid.add_row(f"[yellow]{status['alarms'][-1]}[/]")
+        return Panel(grid, title=self._title, title_align="left", expand=False)
+
+
+def progress(title: str) -> PlainProgress:
+    """Live where stderr is a terminal, plain elsewhere."""
+    return LiveProgress(title) if sys.stderr.isatty() else PlainProgress()
