@@ -7,6 +7,7 @@ has a good one, naming tensor, chunk and file.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -30,7 +31,13 @@ RANGE_BYTES = 16 << 20
 """Most bytes of one read: small enough that the allocator hands the same pages out again."""
 GAP_BYTES = 64 << 10
 """Two chunks closer than this are read in one go."""
+BUFFER_BYTES = RANGE_BYTES + (4 << 20)
+KEPT_BUFFERS = 8
+DIRECT_BYTES = 128 << 10
+"""From here on a chunk is read straight to where it is wanted: a call costs less than a copy."""
 THREADS = 4
+
+_UNUSED = sys.getrefcount([np.empty(0)][0]) + 1
 
 
 class Copy(Protocol):
@@ -85,6 +92,22 @@ class VerifiedSource:
         return found  # type: ignore[return-value]
 
 
+    def read_into(self, table: ChunkTable, rows: npt.NDArray[Any], targets: Sequence[memoryview]) -> None:
+        """As ``read``, with the bytes of each row in its target. Saves a copy where the first place can read straight
+        into memory; a chunk is then checked after it has arrived, so give memory that nothing lives on yet: after an
+        error it holds anything."""
+        wanted = np.asarray(rows, np.int64)
+        left = np.arange(len(wanted))
+        first = self.copies[0] if self.copies else None
+        if isinstance(first, BlobCopy):
+            good = np.array(first.fetch_into(table, wanted, targets), bool)
+            with self._lock:
+                self.bytes_from[first.name] += int(table.nbytes[wanted[good]].sum())
+            left = np.flatnonzero(~good)
+        for i, chunk in zip(left.tolist(), self.read(table, wanted[left]) if len(left) else ()):
+            np.copyto(np.frombuffer(targets[i], np.uint8), np.frombuffer(chunk, np.uint8))
+
+
 class ServedCopy:
     """Chunks of the node tier, here or on a peer, through a function that serves ranges of a pack."""
 
@@ -127,6 +150,7 @@ class BlobCopy:
     def __init__(self, store: BlobStore, prefix: str, threads: int = THREADS, name: str = "remote") -> None:
         self.name, self.damaged = name, list[str]()
         self._store, self._prefix, self._threads = store, prefix, threads
+        self._buffers = _Buffers()
 
     def fetch(self, table: ChunkTable, rows: Rows) -> list[Chunk | None]:
         """See ``Copy.fetch``. Raises StorageError if the store itself does not answer."""
@@ -140,24 +164,31 @@ class BlobCopy:
         return found
 
     def fetch_into(self, table: ChunkTable, rows: Rows, targets: Sequence[memoryview]) -> list[bool]:
-        """As ``fetch``, read straight into ``targets`` (one for each row, of its length). False where the chunk is not
-        good; its target then holds anything."""
+        """As ``fetch``, straight into ``targets`` (one for each row, of its length) where that saves a copy. False
+        where the chunk is not good; its target then holds anything."""
+        good = np.zeros(len(rows), bool)
+        large = np.flatnonzero(table.nbytes[rows] >= DIRECT_BYTES)
 
-        def read(part: slice) -> list[bool]:
-            good = []
-            for row, target in zip(rows[part].tolist(), targets[part]):
-                done = self._fill(table, row, int(table.byte_start[row]), target)
-                good.append(done and verified(table, np.array([row]), [target], self)[0] is not None)
-            return good
+        def read(at: Rows) -> None:
+            for i in at.tolist():
+                row = int(rows[i])
+                if self._fill(table, row, int(table.byte_start[row]), targets[i]):
+                    good[i] = verified(table, rows[i : i + 1], [targets[i]], self)[0] is not None
 
         with ThreadPoolExecutor(self._threads, thread_name_prefix="read") as threads:
-            return [good for part in threads.map(read, batches(table.nbytes[rows])) for good in part]
+            list(threads.map(read, [large[cut] for cut in batches(table.nbytes[rows[large]])]))
+        small = np.flatnonzero(table.nbytes[rows] < DIRECT_BYTES)
+        for i, chunk in zip(small.tolist(), self.fetch(table, rows[small])):
+            if chunk is not None:
+                np.copyto(np.frombuffer(targets[i], np.uint8), np.frombuffer(chunk, np.uint8))
+                good[i] = True
+        return good.tolist()
 
     def _read_range(self, table: ChunkTable, rows: Rows) -> list[Chunk | None]:
         """Rows of one pack, in the order of their bytes."""
         starts, lengths = table.byte_start[rows], table.nbytes[rows]
         first = int(starts[0])
-        buffer = memoryview(np.empty(int((starts + lengths).max()) - first, np.uint8).data)
+        buffer = self._buffers.take(int((starts + lengths).max()) - first)
         if not self._fill(table, int(rows[-1]), first, buffer):
             if len(rows) == 1:
                 return [None]
@@ -179,6 +210,29 @@ class BlobCopy:
             self.damaged.append(f"{key} is cut short")
             return False
         return True
+
+
+class _Buffers:
+    """Buffers of one size that are handed out again once nobody refers to them: a fresh one costs its page faults,
+    which is more than the read."""
+
+    def __init__(self) -> None:
+        self._made: list[npt.NDArray[np.uint8]] = []
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> memoryview:
+        """Room for ``nbytes``, kept for as long as the view or a part of it lives."""
+        if nbytes > BUFFER_BYTES or nbytes < BUFFER_BYTES // 8:
+            return np.empty(nbytes, np.uint8).data
+        with self._lock:
+            for i in range(len(self._made)):
+                # The list's reference and the call's own: every view of the buffer would add one.
+                if sys.getrefcount(self._made[i]) == _UNUSED:
+                    return self._made[i].data[:nbytes]
+            made = np.empty(BUFFER_BYTES, np.uint8)
+            if len(self._made) < KEPT_BUFFERS:
+                self._made.append(made)
+            return made.data[:nbytes]
 
 
 class TwinCopy:
