@@ -260,9 +260,7 @@ def _decide(state: OnlineInterval, why: str, *, at_once: bool) -> tuple[OnlineIn
         return computed, _in_force(state, f"{why}; {wanted:.4g} s is within the deadband of {state.interval_s:.4g} s")
     if not at_once and not broken and state.events_since_change < state.plan.events_between_changes:
         # Not marked as computed: what made it due still does, at the next observation.
-        return state, _in_force(
-            state, f"{why}; only {state.events_since_change} saves and failures since the last"
-        )
+        return state, _in_force(state, f"{why}; only {state.events_since_change} saves and failures since the last")
     before = f"from {state.interval_s:.4g} s" if state.interval_s > 0 else "first interval"
     periods = f", every {k}th to the remote tier" if state.plan.two_tier and k > 1 else ""
     held = f", held by {binding}" if binding else ""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from elastic.cli.tune_answer import Answer, curve
+from elastic.cli.output import command, print_json, say
+from elastic.cli.tune_answer import SCHEMA, SCHEMA_VERSION, Answer, curve
 from elastic.cli.tune_asked import Asked
 from elastic.cli.tune_checks import replayed, validated
 from elastic.errors import ConfigError, ElasticError
@@ -32,7 +32,7 @@ def _option(*names: str, help: str, panel: str, **more: Any) -> Any:
 
 def register(app: typer.Typer) -> None:
     """Add ``tune`` to the command line."""
-    app.command("tune", help="How often to save, from the failure rate and the cost of a save.")(tune)
+    app.command("tune", help="How often to save, from the failure rate and the cost of a save.")(command(tune))
 
 
 def tune(
@@ -174,12 +174,10 @@ def tune(
             from elastic.cli.tune_plot import draw
 
             draw(found, plot)
-    except PolicyError as problem:
-        _fail(problem.code, str(problem), as_json)
-    except ElasticError as problem:
-        _fail(type(problem).__name__, str(problem), as_json, problem.exit_code)
+    except (PolicyError, ElasticError) as problem:
+        _fail(problem, as_json)
     if as_json:
-        typer.echo(json.dumps(found.to_json(), allow_nan=False))
+        print_json(found.to_json())
         return
     from rich.console import Console
 
@@ -203,10 +201,12 @@ def _write_curve(found: Answer, path: Path) -> None:
         raise ConfigError("--curve", str(path), f"it cannot be written ({problem.strerror})") from None
 
 
-def _fail(code: str, message: str, as_json: bool, exit_code: int = 2) -> NoReturn:
+def _fail(problem: PolicyError | ElasticError, as_json: bool) -> NoReturn:
+    """Say what is wrong and how to cure it, and end with the exit code of a wrong call."""
+    code = problem.code if isinstance(problem, PolicyError) else "E_CALL"
+    exit_code = 2 if isinstance(problem, PolicyError) else problem.exit_code
     if as_json:
-        typer.echo(
-            json.dumps({"schema": "ray-elastic/tune", "version": 1, "error": {"code": code, "message": message}})
-        )
-    typer.echo(f"elastic tune: {message}", err=True)
+        error = {"type": type(problem).__name__, "code": code, "text": str(problem)}
+        print_json({"schema": SCHEMA, "version": SCHEMA_VERSION, "error": error, "exit_code": exit_code})
+    say(f"error: {problem}")
     raise typer.Exit(exit_code)

@@ -17,6 +17,8 @@ from policies.preemption import FinalSave
 from policies.single_tier import FiniteJob, LostTime, daly, exact, finite_job, young
 
 __all__ = [
+    "SCHEMA",
+    "SCHEMA_VERSION",
     "Answer",
     "ReplayResult",
     "Rival",

@@ -23,7 +23,7 @@ from elastic.cli.tune_units import duration, implausible, node_counts, rate_byte
 from elastic.errors import ConfigError
 from policies.constraints import Limits
 from policies.diagnostics import weibull_fit
-from policies.domain import Finding
+from policies.domain import Finding, PolicyError
 from policies.failure_log import FailureLog, read_failure_log
 from policies.fleet import FleetRate
 from policies.preemption import final_save, unnoticed_mtbf_s
@@ -164,8 +164,9 @@ class Asked:
             return Tier(transfer)
         if facts is not None and facts.stall_s is not None:
             return Tier(facts.stall_s, facts.write_s or 0.0, slow)
-        raise ConfigError(
-            "--cost", None, "say what a save costs: --cost; --stall and --write; or --bytes and --bandwidth"
+        raise PolicyError(
+            "E_MISSING",
+            "--cost is missing: say what a save costs: --cost; --stall and --write; or --bytes and --bandwidth",
         )
 
     def _remote_tier(self, facts: RunFacts | None) -> Tier | None:
@@ -248,26 +249,35 @@ class Asked:
             fleet = preset(self.preset_name)
             size = nodes or fleet.nodes
             if size is None:
-                raise ConfigError("--nodes", None, f"preset {fleet.name} is a rate per node; say for how many")
+                raise PolicyError(
+                    "E_MISSING", f"--nodes is missing: preset {fleet.name} is a rate per node; say for how many"
+                )
             rate = rate_from_preset(fleet, size)
         elif facts is not None and facts.exposure_node_s > 0:
-            failures = sum(facts.failures.values())
-            source = f"run {self.run}: {failures} failures in {facts.exposure_node_s / 3600:.4g} node-hours"
-            rate = rate_from_counts(
-                failures, facts.exposure_node_s, nodes=nodes or 1, measured_nodes=1, prior=self.prior, source=source
-            )
-            if nodes is None:
-                raise ConfigError("--nodes", None, "say for how many nodes; the journal gives the rate per node")
+            rate = self._from_journal(facts, nodes)
         else:
-            raise ConfigError(
-                "--mtbf", None, "say how often it fails: --mtbf, or --failures and --hours, or --log, --preset or --run"
+            raise PolicyError(
+                "E_MISSING",
+                "--mtbf is missing: say how often it fails, or give --failures and --hours, --log, --preset or --run",
             )
         return self._with_common(rate)
+
+    def _from_journal(self, facts: RunFacts, nodes: int | None) -> Rate:
+        size = nodes or facts.nodes
+        if size is None:
+            raise PolicyError(
+                "E_MISSING", "--nodes is missing: say for how many nodes; the journal gives the rate per node"
+            )
+        failures = sum(facts.failures.values())
+        source = f"run {self.run}: {failures} failures in {facts.exposure_node_s / 3600:.4g} node-hours"
+        return rate_from_counts(
+            failures, facts.exposure_node_s, nodes=size, measured_nodes=1, prior=self.prior, source=source
+        )
 
     def _counted(self, failures: int, exposure_s: float, counts: tuple[int, ...], source: str) -> Rate:
         nodes = counts[0] if counts else None
         if len(counts) > 1 and self.measured_nodes is None:
-            raise ConfigError("--measured-nodes", None, "say on how many nodes the failures were seen")
+            raise PolicyError("E_MISSING", "--measured-nodes is missing: say on how many nodes the failures were seen")
         return rate_from_counts(
             failures, exposure_s, nodes=nodes, measured_nodes=self.measured_nodes, prior=self.prior, source=source
         )
@@ -290,7 +300,9 @@ class Asked:
 
     def _fleet_rate(self, rate: Rate, counts: tuple[int, ...], noticed: float) -> FleetRate:
         if rate.per_node_s is None:
-            raise ConfigError("--measured-nodes", None, "say on how many nodes the MTBF holds, to scale from there")
+            raise PolicyError(
+                "E_MISSING", "--measured-nodes is missing: say on how many nodes the MTBF holds, to scale from there"
+            )
         common = 0.0 if self.common_mtbf is None else 1 / duration("--common-mtbf", self.common_mtbf, zero=False)
         return FleetRate(rate.per_node_s * (1 - noticed), common * (1 - noticed))
 
@@ -416,7 +428,7 @@ def _journal_facts(run: str, storage: str | None) -> RunFacts:
     from elastic.storage.blob_store import open_store
 
     if storage is None:
-        raise ConfigError("--storage", None, f"say where run {run} is stored: a path or URL")
+        raise PolicyError("E_MISSING", f"--storage is missing: say where run {run} is stored: a path or URL")
     store = open_store(storage)
     keys = sorted(key for key in store.list(f"{run}/{journal.PREFIX}") if key.endswith(".jsonl"))
     if not keys:

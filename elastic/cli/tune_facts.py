@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from elastic.errors import ConfigError
 from policies.diagnostics import burst_share, lemon_nodes, squared_variation, trend, weibull_fit
-from policies.domain import Finding
+from policies.domain import Finding, PolicyError
 from policies.failure_log import FailureLog
 from policies.presets import Preset
 from policies.reliability import (
@@ -86,7 +86,10 @@ def rate_from_counts(
             tuple(findings),
         )
     if measured is None and prior and failures == 0:
-        raise ConfigError("--nodes", None, "no failure was seen; give the number of nodes, so that a prior can be used")
+        raise PolicyError(
+            "E_MISSING",
+            "--nodes is missing: no failure was seen; give the number of nodes, so that a prior can be used",
+        )
     belief = GammaRate(failures + 0.5, exposure_s) if failures == 0 else GammaRate(failures, exposure_s)
     exact = rate_interval(failures, exposure_s)
     scale = 1.0 if nodes is None or measured is None else nodes / measured
@@ -204,6 +207,7 @@ class RunFacts:
     restores_s: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, int] = field(default_factory=dict)
     exposure_node_s: float = 0.0
+    nodes: int | None = None
     saves: int = 0
 
     @property
@@ -217,13 +221,13 @@ def read_run_facts(records: Iterable[Mapping[str, object]]) -> RunFacts:
 
     ``stall``: seconds. ``write``: seconds, and ``tier`` (``node`` if absent, or ``remote``). ``restore``: seconds,
     class. ``failure``: t and class; only process, node and domain count, and one within a minute of another (or twice
-    the restore) belongs to it. ``exposure``: node_s.
+    the restore) belongs to it. ``exposure``: node_s, and ``nodes`` if it is there: the latest counts.
     """
     stalls: list[float] = []
     writes: dict[str, list[float]] = {"node": [], "remote": []}
     restores: dict[str, list[float]] = {}
     failed: list[tuple[float, str]] = []
-    exposure = 0.0
+    exposure, nodes = 0.0, None
     for record in records:
         kind = record.get("kind")
         if kind == "stall":
@@ -236,6 +240,7 @@ def read_run_facts(records: Iterable[Mapping[str, object]]) -> RunFacts:
             failed.append((_number(record, "t"), str(record.get("class", "node"))))
         elif kind == "exposure":
             exposure += _number(record, "node_s")
+            nodes = int(_number(record, "nodes")) if "nodes" in record else nodes
     every_restore = [seconds for values in restores.values() for seconds in values]
     window = burst_window_s(_mean(every_restore) or 0.0)
     counts = {"process": 0, "node": 0, "domain": 0}
@@ -255,6 +260,7 @@ def read_run_facts(records: Iterable[Mapping[str, object]]) -> RunFacts:
         restores_s={name: sum(values) / len(values) for name, values in restores.items()},
         failures=counts,
         exposure_node_s=exposure,
+        nodes=nodes,
         saves=len(stalls),
     )
 

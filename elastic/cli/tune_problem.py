@@ -21,6 +21,8 @@ from policies.two_tier import FailureModel, Tier, TwoTier, TwoTierBox, optimum
 
 __all__ = ["Problem", "Solution"]
 
+_NO_LIMITS = Limits()
+
 
 @dataclass(frozen=True, slots=True)
 class Solution:
@@ -51,8 +53,8 @@ class Problem:
     shares: tuple[float, float, float] = (0.2, 0.77, 0.03)
     downtime_s: float = 0.0
     policy: str = "exact"
-    limits: Limits = Limits()  # noqa: RUF009 (frozen)
-    remote_limits: Limits = Limits()  # noqa: RUF009 (frozen)
+    limits: Limits = _NO_LIMITS
+    remote_limits: Limits = _NO_LIMITS
     fixed_k: int | None = None
     usable: float = 1.0
     shape: float | None = None

@@ -199,7 +199,7 @@ def explain(found: Answer) -> str:
         process, node, domain = problem.shares
         lines.append(
             f"Of the failures {process:.0%} hit a process, {node:.0%} a node and {domain:.1%} more than the local tier "
-            f"survives; only the last kind needs the remote tier, so that only every {ordinal(found.k)} save goes there."
+            f"survives; only the last kind needs the remote tier, so only every {ordinal(found.k)} save goes there."
         )
     if found.binding:
         lines.append(

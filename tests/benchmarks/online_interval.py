@@ -1,4 +1,4 @@
-"""The online loop over a month in which the failure rate triples and falls again, against the best fixed interval in hindsight.
+"""The online loop over a month in which the failure rate triples and falls, against the best fixed interval afterwards.
 
     python tests/benchmarks/online_interval.py [--seeds 5] [--days 30] [--json]
 
