@@ -12,8 +12,6 @@ from support.cluster import JOBS, TestCluster
 import elastic
 
 
-
-
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     for item in items:
         if Path(item.fspath).parent == Path(__file__).parent:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from support.cluster import TestCluster, when
 
@@ -41,8 +47,9 @@ def assert_same(result: Result, reference: Result) -> None:
 @pytest.fixture(scope="module")
 def reference(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Result:
     """The run that nothing happens to."""
-    import elastic
     from support.cluster import JOBS
+
+    import elastic
 
     cluster.ensure(4)
     return elastic.ElasticTrainer(
@@ -75,4 +82,35 @@ def test_a_node_killed_and_replaced_changes_no_bit(cluster: TestCluster, trainer
     assert result.error is None
     (incident,) = result.incidents
     assert (incident.kind, incident.rung) == ("node", "replace")
+    assert_same(result, reference)
+
+
+def test_a_new_cluster_resumes_from_storage_alone_and_changes_no_bit(
+    cluster: TestCluster, trainer: Any, reference: Result, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The first cluster is one that this test makes and kills whole, so it runs in a process of its own."""
+    storage = str(tmp_path_factory.mktemp("thrown-away"))
+    first = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("doomed_cluster.py")), storage],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert first.stdout is not None
+    try:
+        step = int(first.stdout.readline())
+    finally:
+        doomed = [psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)]
+        for process in doomed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        first.wait()
+        first.stdout.close()
+    assert step >= 23
+    cluster.ensure(4)
+    result = trainer(name="thrown-away", config=CONFIG, storage=storage).fit()
+    assert result.generations[0].restored_from == "remote"
+    assert 0 < result.generations[0].restored_step <= step
+    assert result.generations[0].generation > 1
     assert_same(result, reference)
