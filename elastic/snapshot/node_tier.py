@@ -41,6 +41,7 @@ from elastic.storage.blob_store import BlobStore, Buffer
 KEPT_SLOTS = 2
 """Slots per share besides those in flight: the committed snapshot, and one for the live tier."""
 CACHED_PLANS = 64
+KEPT_UPLOADS = 2
 MAX_DEPTH = 16
 """A snapshot that would refer to one this deep is written in full."""
 
@@ -78,6 +79,8 @@ class NodeTier:
         self._tables = lru_cache(CACHED_PLANS)(self._table_of_plan)
         self._plans: dict[str, bytes] = {}
         self._uploaded: dict[str, ChunkTable] = {}
+        self._uploading: dict[str, dict[int, ShareHeader]] = {}
+        """Headers of what was last brought to storage: its commit comes later than the next node snapshots."""
 
     # ---- before the first snapshot
 
@@ -255,20 +258,17 @@ class NodeTier:
         return {rank: share.header.table for rank, share in self._readable(attempt).items()}
 
     def headers(self, attempt: str, ranks: Sequence[int] | None = None) -> dict[int, bytes]:
-        """Headers of the shares held here (all, or those of ``ranks``), for whoever assembles the index."""
-        with self._lock:
-            shares = self._attempts[attempt].shares if attempt in self._attempts else {}
-            chosen = {rank: share.header for rank, share in shares.items() if ranks is None or rank in ranks}
-        return {rank: header.to_bytes() for rank, header in chosen.items()}
+        """Headers of the shares held here (all, or those of ``ranks``), for whoever assembles the index. Those of an
+        attempt that was uploaded are kept for its commit, also when its bytes are not held any more."""
+        found = self._headers(attempt)
+        return {rank: header.to_bytes() for rank, header in found.items() if ranks is None or rank in ranks}
 
     def index(self, attempt: str, headers: Mapping[int, bytes] | None = None, snapshot_id: str = "") -> SnapshotIndex:
         """The index of a snapshot from the headers of all its shares; those held here need not be given.
 
         Raises CommitRefused if the shares are not one point in time, CorruptSnapshot if one is missing.
         """
-        with self._lock:
-            shares = self._attempts[attempt].shares if attempt in self._attempts else {}
-            found = {rank: share.header for rank, share in shares.items()}
+        found = self._headers(attempt)
         for rank, data in (headers or {}).items():
             if rank not in found:
                 found[rank] = ShareHeader.from_bytes(data)
@@ -359,6 +359,9 @@ class NodeTier:
                 raise SnapshotError(f"the shares of ranks {missing} are not held on this node", f"attempt {attempt}")
             if not chosen:
                 return []
+            with self._lock:
+                kept = {rank: share.header for rank, share in shares.items()}
+                self._uploading = dict([*self._uploading.items(), (attempt, kept)][-KEPT_UPLOADS:])
             before = None
             if previous is not None and previous.depth < max_depth:
                 before = self._table_of(store, previous)
@@ -372,7 +375,7 @@ class NodeTier:
                 parallel=parallel,
             )
         with self._lock:
-            self._uploaded = dict([*self._uploaded.items(), (prefix, table)][-2:])
+            self._uploaded = dict([*self._uploaded.items(), (prefix, table)][-KEPT_UPLOADS:])
         return records
 
     def _table_of(self, store: BlobStore, ref: SnapshotRef) -> ChunkTable | None:
@@ -421,6 +424,11 @@ class NodeTier:
         for slot in entry.all_slots() if entry else ():
             if slot not in keep:
                 self.arena.release(slot)
+
+    def _headers(self, attempt: str) -> dict[int, ShareHeader]:
+        with self._lock:
+            shares = self._attempts[attempt].shares if attempt in self._attempts else {}
+            return self._uploading.get(attempt, {}) | {rank: share.header for rank, share in shares.items()}
 
     def _share(self, attempt: str, rank: int) -> HeldShare:
         with self._lock:

@@ -27,12 +27,12 @@ Chunk = Union[memoryview, "npt.NDArray[np.uint8]"]
 Serve = Callable[[str, Rows, Rows], Sequence[Buffer] | None]
 """(pack, byte_start, nbytes) to the ranges of that pack, or None where it is not held; see ``NodeTier.serve``."""
 
-RANGE_BYTES = 16 << 20
+RANGE_BYTES = 8 << 20
 """Most bytes of one read: small enough that the allocator hands the same pages out again."""
 GAP_BYTES = 64 << 10
 """Two chunks closer than this are read in one go."""
 BUFFER_BYTES = RANGE_BYTES + (4 << 20)
-KEPT_BUFFERS = 8
+KEPT_BUFFERS = 16
 DIRECT_BYTES = 128 << 10
 """From here on a chunk is read straight to where it is wanted: a call costs less than a copy."""
 THREADS = 4
@@ -90,7 +90,6 @@ class VerifiedSource:
                 "restore from an older snapshot",
             )
         return found  # type: ignore[return-value]
-
 
     def read_into(self, table: ChunkTable, rows: npt.NDArray[Any], targets: Sequence[memoryview]) -> None:
         """As ``read``, with the bytes of each row in its target. Saves a copy where the first place can read straight
@@ -182,7 +181,7 @@ class BlobCopy:
             if chunk is not None:
                 np.copyto(np.frombuffer(targets[i], np.uint8), np.frombuffer(chunk, np.uint8))
                 good[i] = True
-        return good.tolist()
+        return [bool(one) for one in good]
 
     def _read_range(self, table: ChunkTable, rows: Rows) -> list[Chunk | None]:
         """Rows of one pack, in the order of their bytes."""

@@ -8,18 +8,17 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from elastic.mesh import Mesh
 from elastic.protocol.shares import PointInTime
 from elastic.snapshot.capture import Attached
-from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.committer import commit_remote
 from elastic.snapshot.manifest import SnapshotRef
 from elastic.snapshot.node_tier import NodeTier
 from elastic.snapshot.object_names import attempt_name, attempt_prefix, new_snapshot_id
 from elastic.snapshot.reader import SnapshotCatalog
+from elastic.snapshot.restore import restore
 from elastic.snapshot.staging import Stager, capture_and_stage
 from elastic.storage.local_blobs import LocalBlobs
 
@@ -55,6 +54,8 @@ class EngineRun:
         self.state = state
         self.store = LocalBlobs(directory / "store")
         self.tier = NodeTier(f"/dev/shm/elastic-arena-bench-{os.getpid()}", threads=threads)
+        self.targets = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        self.restored = Attached({"state": module_of(self.targets)}, Mesh((("dp", 1),)), 0)
         self.attached = Attached({"state": module_of(state)}, Mesh((("dp", 1),)), 0)
         self.stager = Stager()
         self.share_bytes = self.attached.share_bytes()
@@ -98,34 +99,17 @@ class EngineRun:
         parts["uploaded_bytes"] = float(sum(record.nbytes for record in files if record.kind == "pack"))
         return ref, parts
 
-    def load(self, ref: SnapshotRef, targets: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        """Every chunk verified, into preallocated ``targets``; where the seconds went."""
+    def load(self, ref: SnapshotRef) -> dict[str, float]:
+        """Every chunk verified, into the preallocated ``targets``; where the seconds went."""
         started = time.perf_counter()
         catalog = SnapshotCatalog(self.store, RUN)
         index = catalog.open(ref)
         opened = time.perf_counter()
-        load_into(catalog, ref, index.table, targets)
-        return {"open": opened - started, "read": time.perf_counter() - opened}
+        report = restore(self.restored, index, catalog.source(ref))
+        ended = time.perf_counter()
+        return {"open": opened - started, **report.parts_s, "load_total": ended - started}
 
     def close(self) -> None:
         self.stager.close()
         gc.collect()
         self.tier.close()
-
-
-def load_into(
-    catalog: SnapshotCatalog, ref: SnapshotRef, table: ChunkTable, targets: Mapping[str, torch.Tensor]
-) -> None:
-    """Straight from the source, 64 MiB at a time."""
-    views = [memoryview(targets[spec.name.removeprefix("state.")].view(torch.uint8).numpy()) for spec in table.specs]
-    itemsize = np.array([spec.itemsize for spec in table.specs])
-    at = table.offset[:, 0] * itemsize[table.tensor_id]
-    source = catalog.source(ref)
-    order = np.lexsort(np.stack([table.byte_start, table.pack_id.astype(np.int64)]))
-    group = np.cumsum(table.nbytes[order]) // (64 << 20)
-    for rows in np.split(order, np.flatnonzero(np.diff(group)) + 1):
-        outs = [
-            views[i][start : start + size]
-            for i, start, size in zip(table.tensor_id[rows].tolist(), at[rows].tolist(), table.nbytes[rows].tolist())
-        ]
-        source.read_into(table, rows, outs)

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ import pytest
 import xxhash
 from support.made_snapshots import RUN, SnapshotMaker, assert_holds
 
+from elastic.errors import CommitRefused
 from elastic.snapshot.collect import collect
-from elastic.snapshot.manifest import VERSIONS
+from elastic.snapshot.committer import commit_remote
+from elastic.snapshot.manifest import VERSIONS, FileRecord
 from elastic.snapshot.reader import SnapshotCatalog
 from elastic.snapshot.retention import keep_last
 from elastic.snapshot.verify import verify
@@ -155,6 +158,45 @@ def test_a_new_process_finds_unchanged_chunks_in_the_store(
     assert 0 < manifest.counts["new_bytes"] < manifest.counts["bytes"]
     assert_holds(SnapshotCatalog(store, RUN).load(again), maker.values(5))
     other.close()
+
+
+def test_a_durable_commit_may_come_after_newer_node_snapshots(maker: SnapshotMaker, store: BlobStore) -> None:
+    attempt, reports = maker.take(5)
+    index_then, files = maker.upload(store, 5, attempt, 0.0)
+    for step in (6, 7, 8):
+        maker.take(step)
+    assert attempt not in maker.tier.held()
+    ref = commit_remote(
+        store,
+        RUN,
+        maker.tier.index(attempt, maker.tier.headers(attempt), index_then.snapshot_id),
+        reports,
+        files,
+        versions={},
+        has={},
+        write_id="w",
+        committed_at_s=1.0,
+    )
+    assert_holds(SnapshotCatalog(store, RUN).load(ref), maker.values(5))
+
+
+def test_a_commit_lacks_no_rank_and_no_chunk(maker: SnapshotMaker, store: BlobStore) -> None:
+    attempt, reports = maker.take(5)
+    index, files = maker.upload(store, 5, attempt, 0.0, ranks=[0, 1, 3])
+
+    def commit(found: list[FileRecord]) -> None:
+        commit_remote(store, RUN, index, reports, found, versions={}, has={}, write_id="w", committed_at_s=1.0)
+
+    with pytest.raises(CommitRefused, match=r"ranks \[2\] were not uploaded"):
+        commit(files)
+    with pytest.raises(CommitRefused, match="more than once"):
+        commit([*files, replace(files[-1], ranks=(1, 2), rows=1)])
+    with pytest.raises(CommitRefused, match="chunks were uploaded"):
+        commit([*files, replace(files[-1], ranks=(2,), rows=1)])
+    with pytest.raises(CommitRefused, match="rank 2 sent no share"):
+        reports.pop(2)
+        commit(files)
+    assert SnapshotCatalog(store, RUN).list() == []
 
 
 def test_verify_finds_what_a_shallow_look_does_not(maker: SnapshotMaker, store: BlobStore) -> None:
