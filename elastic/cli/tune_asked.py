@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from elastic.cli.tune_answer import Answer, answer, scale, with_findings
 from elastic.cli.tune_facts import (
-    Rate,
     RunFacts,
     burst_window_s,
     log_findings,
-    rate_from_counts,
-    rate_from_preset,
-    read_run_facts,
 )
 from elastic.cli.tune_problem import Problem
+from elastic.cli.tune_sources import fleet_rate, job_rate, journal_facts, read_log
 from elastic.cli.tune_units import duration, implausible, node_counts, rate_bytes_per_s, share, size_bytes
 from elastic.errors import ConfigError
 from policies.constraints import Limits
 from policies.diagnostics import weibull_fit
 from policies.domain import Finding, PolicyError
-from policies.failure_log import FailureLog, read_failure_log
-from policies.fleet import FleetRate
+from policies.failure_log import FailureLog
 from policies.preemption import final_save, unnoticed_mtbf_s
-from policies.presets import preset, spot_notice
+from policies.presets import spot_notice
 from policies.reliability import DEFAULT_SHARES
 from policies.two_tier import Tier
 
-__all__ = ["Asked", "read_log"]
+__all__ = ["Asked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +77,13 @@ class Asked:
 
     def solve(self) -> Answer:
         """The whole answer."""
-        facts = _journal_facts(self.run, self.storage) if self.run is not None else None
+        facts = journal_facts(self.run, self.storage) if self.run is not None else None
         local = self._local_tier(facts)
         remote = self._remote_tier(facts)
         restarts = self._restarts(facts, remote is not None)
         counts = node_counts("--nodes", self.nodes) if self.nodes is not None else ()
         log = read_log("--log", self.log) if self.log is not None else None
-        rate = self._rate(counts, log, facts, restarts[1])
+        rate = job_rate(self, counts, log, facts, restarts[1])
         noticed = share("--noticed-share", self.noticed_share)
         problem = Problem(
             mtbf_s=unnoticed_mtbf_s(rate.mtbf_s, noticed),
@@ -99,7 +92,7 @@ class Asked:
             restarts_s=restarts,
             shares=self._shares(facts, log, restarts[1]),
             downtime_s=duration("--downtime", self.downtime),
-            policy=self._policy(log, restarts[1]),
+            policy=self._policy(log, remote is not None),
             limits=self._limits(local, facts),
             remote_limits=self._remote_limits(facts),
             fixed_k=self._fixed_k(remote),
@@ -129,11 +122,38 @@ class Asked:
             rate,
             step_time_s=step,
             work_s=_maybe("--work", self.work, zero=False),
-            findings=[*doubts, *record],
+            findings=[*doubts, *record, *self._model_doubts(problem, facts, log)],
         )
         found = self._with_notice(found)
         if len(counts) > 1:
-            found = replace(found, scale=scale(problem, self._fleet_rate(rate, counts, noticed), counts))
+            found = replace(found, scale=scale(problem, fleet_rate(self, rate, counts, noticed), counts))
+        return found
+
+    def _model_doubts(self, problem: Problem, facts: RunFacts | None, log: FailureLog | None) -> list[Finding]:
+        """What the answer takes for granted and nobody has measured."""
+        found = []
+        if problem.remote is not None and self.shares is None and facts is None and log is None:
+            found.append(
+                Finding(
+                    "W_SHARES",
+                    "warn",
+                    f"that {problem.shares[2]:.0%} of the failures need the remote tier is a guess from other logs; "
+                    "it sets the remote period, see --shares",
+                )
+            )
+        for tier, limits, name in (
+            (problem.local, problem.limits, "write"),
+            (problem.remote, problem.remote_limits, "upload"),
+        ):
+            if tier is not None and limits.write_p95_s is not None and limits.write_p95_s > 2 * tier.write_s > 0:
+                found.append(
+                    Finding(
+                        "W_WRITE_TAIL",
+                        "warn",
+                        f"the {name}'s p95 of {limits.write_p95_s:g} s is more than twice its mean of "
+                        f"{tier.write_s:g} s: storage is uneven",
+                    )
+                )
         return found
 
     def _local_tier(self, facts: RunFacts | None) -> Tier:
@@ -211,101 +231,6 @@ class Asked:
             remote if remote is not None else (node if restart is not None else measured.get("domain", node)),
         )
 
-    def _rate(self, counts: tuple[int, ...], log: FailureLog | None, facts: RunFacts | None, restart_s: float) -> Rate:
-        given = {
-            "--mtbf": self.mtbf is not None,
-            "--failures": self.failures is not None,
-            "--log": self.log is not None,
-            "--preset": self.preset_name is not None,
-        }
-        named = [name for name, is_given in given.items() if is_given]
-        if len(named) > 1:
-            raise ConfigError(named[1], "given", f"{named[0]} says the failure rate already; give one of them")
-        if self.measured_nodes is not None and self.measured_nodes < 1:
-            raise ConfigError("--measured-nodes", self.measured_nodes, "give a whole number of at least 1")
-        nodes = counts[0] if counts else None
-        rate: Rate
-        if self.mtbf is not None:
-            value = duration("--mtbf", self.mtbf, zero=False)
-            measured = self.measured_nodes or (nodes if len(counts) == 1 else None)
-            scaled = value * self.measured_nodes / nodes if self.measured_nodes and nodes else value
-            rate = Rate(scaled, "as given", None if measured is None else 1 / (value * measured))
-        elif self.failures is not None:
-            if self.failures < 0:
-                raise ConfigError("--failures", self.failures, "it must not be negative")
-            if self.hours is None or not 0 < self.hours < float("inf"):
-                raise ConfigError("--hours", self.hours, "say in how many hours of running the failures were seen")
-            rate = self._counted(
-                self.failures, self.hours * 3600, counts, f"{self.failures} failures in {self.hours:g} h"
-            )
-        elif log is not None:
-            window = burst_window_s(restart_s)
-            count = log.count(window)
-            source = f"{count} failures in {log.duration_s / 3600:.4g} h of {self.log}"
-            if len(log.failures) > count + log.starts_with_failure:
-                source += f" ({len(log.failures)} lines; those within {window:.0f} s of another count once)"
-            rate = self._counted(count, log.duration_s, counts, source)
-        elif self.preset_name is not None:
-            fleet = preset(self.preset_name)
-            size = nodes or fleet.nodes
-            if size is None:
-                raise PolicyError(
-                    "E_MISSING", f"--nodes is missing: preset {fleet.name} is a rate per node; say for how many"
-                )
-            rate = rate_from_preset(fleet, size)
-        elif facts is not None and facts.exposure_node_s > 0:
-            rate = self._from_journal(facts, nodes)
-        else:
-            raise PolicyError(
-                "E_MISSING",
-                "--mtbf is missing: say how often it fails, or give --failures and --hours, --log, --preset or --run",
-            )
-        return self._with_common(rate)
-
-    def _from_journal(self, facts: RunFacts, nodes: int | None) -> Rate:
-        size = nodes or facts.nodes
-        if size is None:
-            raise PolicyError(
-                "E_MISSING", "--nodes is missing: say for how many nodes; the journal gives the rate per node"
-            )
-        failures = sum(facts.failures.values())
-        source = f"run {self.run}: {failures} failures in {facts.exposure_node_s / 3600:.4g} node-hours"
-        return rate_from_counts(
-            failures, facts.exposure_node_s, nodes=size, measured_nodes=1, prior=self.prior, source=source
-        )
-
-    def _counted(self, failures: int, exposure_s: float, counts: tuple[int, ...], source: str) -> Rate:
-        nodes = counts[0] if counts else None
-        if len(counts) > 1 and self.measured_nodes is None:
-            raise PolicyError("E_MISSING", "--measured-nodes is missing: say on how many nodes the failures were seen")
-        return rate_from_counts(
-            failures, exposure_s, nodes=nodes, measured_nodes=self.measured_nodes, prior=self.prior, source=source
-        )
-
-    def _with_common(self, rate: Rate) -> Rate:
-        if self.common_mtbf is None:
-            return rate
-        common = 1 / duration("--common-mtbf", self.common_mtbf, zero=False)
-
-        def joined(mtbf_s: float | None) -> float | None:
-            return None if mtbf_s is None else 1 / (1 / mtbf_s + common)
-
-        return replace(
-            rate,
-            mtbf_s=1 / (1 / rate.mtbf_s + common),
-            low_s=joined(rate.low_s),
-            high_s=joined(rate.high_s),
-            source=f"{rate.source}, and one failure every {self.common_mtbf} of what all nodes share",
-        )
-
-    def _fleet_rate(self, rate: Rate, counts: tuple[int, ...], noticed: float) -> FleetRate:
-        if rate.per_node_s is None:
-            raise PolicyError(
-                "E_MISSING", "--measured-nodes is missing: say on how many nodes the MTBF holds, to scale from there"
-            )
-        common = 0.0 if self.common_mtbf is None else 1 / duration("--common-mtbf", self.common_mtbf, zero=False)
-        return FleetRate(rate.per_node_s * (1 - noticed), common * (1 - noticed))
-
     def _shares(self, facts: RunFacts | None, log: FailureLog | None, restart_s: float) -> tuple[float, float, float]:
         if self.shares is not None:
             try:
@@ -322,12 +247,21 @@ class Asked:
             return DEFAULT_SHARES.observe_counts(counts).mean
         return DEFAULT_SHARES.mean
 
-    def _policy(self, log: FailureLog | None, restart_s: float) -> str:
+    def _policy(self, log: FailureLog | None, two: bool) -> str:
+        if two:
+            one_tier_only = {
+                "--usable": self.usable != 1,
+                "--shape": self.shape is not None,
+                "--work": self.work is not None,
+                f"--policy {self.policy}": self.policy in ("lazy", "trace"),
+            }
+            for name, is_given in one_tier_only.items():
+                if is_given:
+                    raise ConfigError(name, "given", "its model knows one tier; leave it or the remote tier out")
+            return "two-tier" if self.policy in ("auto", "exact") else self.policy
         if self.policy == "trace" and log is None:
             raise ConfigError("--policy", "trace", "it needs your own failures: give --log")
-        if self.policy == "lazy":
-            self._shape(log, restart_s)
-        return "exact" if self.policy in ("auto", "two-tier") and self.remote_write is None else self.policy
+        return "exact" if self.policy == "auto" else self.policy
 
     def _shape(self, log: FailureLog | None, restart_s: float) -> float | None:
         if self.shape is not None:
@@ -396,7 +330,9 @@ class Asked:
         local, remote = found.problem.local, found.problem.remote
         p95 = found.problem.limits.write_p95_s
         peer = local.stall_s + (p95 if p95 is not None else local.write_s)
-        upload = None if remote is None else local.stall_s + remote.stall_s + remote.write_s
+        upload = None
+        if remote is not None:
+            upload = local.stall_s + remote.stall_s + (found.problem.remote_limits.write_p95_s or remote.write_s)
         decided = final_save(seconds, peer_save_p95_s=peer, remote_save_p95_s=upload)
         more = []
         if offer is not None:
@@ -408,34 +344,3 @@ class Asked:
 
 def _maybe(field: str, text: str | None, *, zero: bool = True) -> float | None:
     return None if text is None else duration(field, text, zero=zero)
-
-
-def read_log(field: str, path: Path) -> FailureLog:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            return read_failure_log(lines, str(path))
-    except OSError as problem:
-        raise ConfigError(field, str(path), f"it cannot be read ({problem.strerror})") from None
-    except UnicodeDecodeError:
-        raise ConfigError(field, str(path), "it is not text in UTF-8; export it as CSV") from None
-    except csv.Error as problem:
-        raise ConfigError(field, str(path), f"it is not CSV ({problem})") from None
-
-
-def _journal_facts(run: str, storage: str | None) -> RunFacts:
-    """The facts in the journal of ``run`` under ``storage``."""
-    from elastic import journal
-    from elastic.storage.blob_store import open_store
-
-    if storage is None:
-        raise PolicyError("E_MISSING", f"--storage is missing: say where run {run} is stored: a path or URL")
-    store = open_store(storage)
-    keys = sorted(key for key in store.list(f"{run}/{journal.PREFIX}") if key.endswith(".jsonl"))
-    if not keys:
-        raise ConfigError("--run", run, f"there is no journal at {storage}/{run}/{journal.PREFIX}")
-
-    def records() -> Iterator[dict[str, Any]]:
-        for key in keys:
-            yield from journal.decode(store.get(key), key)
-
-    return read_run_facts(records())

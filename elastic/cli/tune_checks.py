@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic.cli.tune_answer import Answer, ReplayResult, Validation, with_findings
-from elastic.cli.tune_asked import read_log
 from elastic.cli.tune_facts import burst_window_s
+from elastic.cli.tune_sources import read_log
 from elastic.errors import ConfigError
 from policies.domain import Finding
 from policies.online import OnlinePlan

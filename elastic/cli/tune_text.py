@@ -43,7 +43,7 @@ def print_answer(console: Console, found: Answer) -> None:
     facts.add_row("failures", f"one every {duration_text(found.rate.mtbf_s)}{size}{_band(found)}")
     facts.add_row("", found.rate.source + (f"; with a prior {found.rate.prior}" if found.rate.prior else ""))
     facts.add_row("one save", _cost(found))
-    if found.interval_low_s is not None and found.interval_high_s is not None:
+    if found.interval_low_s is not None and found.interval_high_s is not None and not found.binding:
         facts.add_row(
             "interval, 95 %", f"{duration_text(found.interval_low_s)} to {duration_text(found.interval_high_s)}"
         )

@@ -95,7 +95,10 @@ def test_durations_may_carry_units_and_mean_the_same():
 
 def test_two_tiers_give_the_golden_interval_and_k():
     found = answer(*TWO_TIERS)
-    assert (found["k"], found["interval_s"]) == (10, pytest.approx(237.00518, rel=1e-4))
+    assert (found["policy"], found["k"], found["interval_s"]) == ("two-tier", 10, pytest.approx(237.00518, rel=1e-4))
+    assert answer(*TWO_TIERS, "--policy", "auto") == answer(*TWO_TIERS, "--policy", "two-tier") == found
+    assert "W_SHARES" in codes(found)
+    assert "W_SHARES" not in codes(answer(*TWO_TIERS, "--shares", "0.2,0.77,0.03"))
     assert found["efficiency"] == pytest.approx(0.959930283, abs=1e-7)
     remote_only = next(rival for rival in found["rivals"] if rival["name"] == "remote only")
     assert remote_only["efficiency"] == pytest.approx(0.888401, abs=1e-5)
@@ -173,6 +176,16 @@ def test_a_binding_constraint_is_named():
     assert "W_STORAGE_BOUND" in codes(found)
     throttled = answer("--mtbf", "3h", "--stall", "1", "--write", "9", "--bytes", "100GB", "--upload-limit", "100MB/s")
     assert (throttled["binding"], throttled["period_s"]) == ("throttle", 1000)
+
+
+def test_a_named_policy_fixes_the_interval_and_leaves_k_to_the_optimum():
+    found = answer(*TWO_TIERS, "--policy", "fixed:100")
+    assert (found["interval_s"], found["k"]) == (pytest.approx(100), 23)
+    assert found["efficiency"] == pytest.approx(0.952107904, abs=1e-7)
+
+
+def test_uneven_storage_is_doubted():
+    assert "W_WRITE_TAIL" in codes(answer("--mtbf", "3h", "--stall", "1", "--write", "10", "--write-p95", "30"))
 
 
 def test_the_remote_rpo_sets_k():
@@ -371,6 +384,9 @@ def test_facts_of_a_journal_name_a_record_that_lacks_its_number():
         ("--mtbf 3h --cost 5 --policy two-tier", "--remote-write"),
         ("--mtbf 3h --cost 5 --plot plot.gif", ".svg or .png"),
         ("--mtbf 3h --cost 5 --curve nosuch/curve.csv", "does not exist"),
+        ("--mtbf 3h --stall 1 --remote-write 60 --usable 0.9", "one tier"),
+        ("--mtbf 3h --stall 1 --remote-write 60 --policy lazy", "one tier"),
+        ("--mtbf 3h --stall 1 --remote-write 60 --work 5h", "one tier"),
         ("--log nosuch.csv --cost 5", "cannot be read"),
         ("--run r --cost 5", "--storage"),
         ("--mtbf 3h --cost 5 --spot nosuch", "aws-spot"),
