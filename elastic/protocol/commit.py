@@ -6,6 +6,7 @@ agree on every rank, or there is no commit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
@@ -24,7 +25,7 @@ def commit_check(reports: Sequence[ShareReport], world_size: int) -> PointInTime
     ranks = [report.rank for report in reports]
     if missing := sorted(set(range(world_size)) - set(ranks)):
         raise CommitRefused(f"{_ranks(missing)} sent no share", _attempt(reports), "take the snapshot again")
-    if extra := sorted({rank for rank in ranks if rank >= world_size or ranks.count(rank) > 1}):
+    if extra := sorted(rank for rank, times in Counter(ranks).items() if times > 1 or rank >= world_size):
         raise CommitRefused(
             f"{_ranks(extra)} sent a share that does not belong to a world of {world_size}", _attempt(reports)
         )

@@ -9,7 +9,7 @@ from elastic.errors import CorruptSnapshot, RestoreError
 from elastic.mesh import Mesh
 from elastic.snapshot import manifest as manifest_module
 from elastic.snapshot.manifest import FileRecord, Manifest, SnapshotRef, manifest_digest
-from elastic.snapshot.share import PointInTime
+from elastic.protocol.shares import PointInTime
 
 MANIFEST = Manifest(
     run="a-run",

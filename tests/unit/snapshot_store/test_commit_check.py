@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from elastic.errors import CommitRefused
-from elastic.snapshot.one_point import commit_check
-from elastic.snapshot.share import PointInTime, ShareReport
+from elastic.protocol.commit import commit_check
+from elastic.protocol.shares import PointInTime, ShareReport
 
 POINT = PointInTime(3, 40, 320, 320, 5120, (("adamw", 40),), (("warmup", 40),))
 
