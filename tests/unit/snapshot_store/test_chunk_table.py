@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.errors import CorruptSnapshot
+from elastic.protocol.shares import CHUNK_BYTES
 from elastic.snapshot.chunk_table import ChunkTable, chunks_of, table_of_pieces
 from elastic.snapshot.index import check_coverage
 from elastic.snapshot.layout import Box, TensorSpec
 from elastic.snapshot.save_plan import Piece
-from elastic.protocol.shares import CHUNK_BYTES
 
 
 def piece(shape: tuple[int, ...], itemsize: int = 4, offset: int = 0, name: str = "t") -> Piece:

@@ -7,9 +7,9 @@ import pytest
 
 from elastic.errors import CorruptSnapshot, RestoreError
 from elastic.mesh import Mesh
+from elastic.protocol.shares import PointInTime
 from elastic.snapshot import manifest as manifest_module
 from elastic.snapshot.manifest import FileRecord, Manifest, SnapshotRef, manifest_digest
-from elastic.protocol.shares import PointInTime
 
 MANIFEST = Manifest(
     run="a-run",
