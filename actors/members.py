@@ -136,7 +136,27 @@ class Members:
         why = await watch(actor, lambda event: self._on_rank(member, event), actor.status.remote, probe_s)
         self.ranks.pop(member, None)
         kill(actor)
+        await self._lost(member, why)
+
+    async def _lost(self, member: str, why: str) -> None:
+        """A rank is gone. Is its node? Whoever decides where to restore from must know, so the store is asked first."""
+        node = self._nodes[member]
+        if not await self._store_answers(node):
+            return
         self._post(life.MemberLost(now(), member, why))
+
+    async def _store_answers(self, node: str) -> bool:
+        """Whether the store of ``node`` answers; where it does not, the node is lost with all its ranks."""
+        actor = self.stores.get(node)
+        if actor is None:
+            return True
+        if await answers(actor.ping.remote, self._spec.run.failures.probe_timeout_s):
+            return True
+        if self.stores.pop(node, None) is not None:
+            self._drop(f"store {node}")
+            kill(actor)
+            self._post(life.StoreLost(now(), node, f"the store of node {node[:12]} does not answer"))
+        return False
 
     def interrupt(self, names: Iterable[str], generation: int) -> None:
         """Ask ranks to leave the train function."""
@@ -154,30 +174,20 @@ class Members:
 
     def probe(self, names: Iterable[str]) -> None:
         """Find out which of these ranks, and which stores of their nodes, still answer; the others are lost."""
-        nodes = {self._nodes[name] for name in names if name in self._nodes}
-        for node in nodes:
-            if node in self.stores:
-                self._spawn(f"probe {node}", self._probe_store(node))
         for name in names:
             if name in self.ranks:
-                self._spawn(f"probe {name}", self._probe_rank(name))
+                self._spawn(f"probe {name}", self._probe(name))
 
-    async def _probe_store(self, node: str) -> None:
-        timeout = self._spec.run.failures.probe_timeout_s
-        actor = self.stores.get(node)
-        if actor is not None and not await answers(actor.ping.remote, timeout):
-            self._drop(f"store {node}")
-            self.stores.pop(node, None)
-            kill(actor)
-            self._post(life.StoreLost(now(), node, f"the store of node {node[:12]} does not answer"))
-
-    async def _probe_rank(self, name: str) -> None:
-        # A little longer than the store's: a node that is gone is then known as such, not rank by rank.
-        timeout = self._spec.run.failures.probe_timeout_s * 1.1
+    async def _probe(self, name: str) -> None:
         actor = self.ranks.get(name)
-        if actor is not None and not await answers(actor.status.remote, timeout):
+        if actor is None:
+            return
+        timeout = self._spec.run.failures.probe_timeout_s
+        rank_lives, store_lives = await asyncio.gather(
+            answers(actor.status.remote, timeout), self._store_answers(self._nodes[name])
+        )
+        if store_lives and not rank_lives and self.ranks.pop(name, None) is not None:
             self._drop(f"rank {name}")
-            self.ranks.pop(name, None)
             kill(actor)
             self._post(life.MemberLost(now(), name, "it does not answer"))
 

@@ -10,7 +10,7 @@ import elastic
 
 
 def main(storage: str) -> None:
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, namespace="ray-elastic")
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace="ray-elastic")
     handle = elastic.ElasticTrainer(
         f"{jobs_file}:train",
         train_loop_config={"steps": 40, "dropout": 0.2, "step_s": 0.3},
