@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -27,7 +27,7 @@ def news(before: Status | None, after: Status) -> list[str]:
     if after["generation"] != old.get("generation", 0) and after["world_size"]:
         lines.append(
             f"generation {after['generation']}: {count(after['world_size'], 'rank')} ({after['mesh']}) "
-            f"from step {after['step']}"
+            f"at step {after['step']}"
         )
     if after["phase"] != old.get("phase") and after["phase"] in _PHASES:
         lines.append(_PHASES[after["phase"]])
@@ -54,13 +54,18 @@ def _fresh(old: Sequence[str], new: Sequence[str]) -> Sequence[str]:
 
 def told(incident: Status) -> str:
     """One incident in a sentence."""
-    names = {name.removesuffix("_s").replace("_", " "): value for name, value in incident["split"].items()}
-    parts = ", ".join(f"{name} {seconds(value)}" for name, value in names.items() if value >= 0.0005)
+    parts = split_text(incident["split"])
     ranks = f"{incident['old_world_size']} → {incident['new_world_size']} ranks"
     return (
         f"{incident['kind']} lost, {incident['rung']}: {ranks}, going on after {seconds(incident['rto_s'])} ({parts}); "
         f"{count(incident['steps_lost'], 'step')} lost"
     )
+
+
+def split_text(split: Mapping[str, float]) -> str:
+    """Where the time of an incident went, without the parts that took none."""
+    names = {name.removesuffix("_s").replace("_", " "): value for name, value in split.items()}
+    return ", ".join(f"{name} {seconds(value)}" for name, value in names.items() if value >= 0.0005)
 
 
 def figures(status: Status) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
@@ -216,7 +217,8 @@ def _launch(settings: RunSettings, runtime_env: dict[str, Any] | None) -> RunHan
 @contextlib.contextmanager
 def show(settings: RunSettings) -> Iterator[PlainProgress]:
     """The display of a run, after a line that says what begins and where."""
-    with progress(settings.run.name) as display:
+    # Ray prints what happens to its nodes to stdout, which is for the answer.
+    with contextlib.redirect_stdout(sys.stderr), progress(settings.run.name) as display:
         display.note(f"run {settings.run.name!r} in {settings.run.storage_path}{_resumes(settings)}")
         yield display
 
