@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from policies.domain import PolicyError, check_positive
+from policies.gamma_law import gamma_cdf, gamma_survival
 
 __all__ = [
     "Dispersion",
@@ -90,14 +91,12 @@ class Dispersion:
 
 def dispersion(counts: Sequence[int]) -> Dispersion:
     """The index-of-dispersion test on failures per equal window."""
-    from scipy.special import gammaincc  # type: ignore[import-untyped,unused-ignore]
-
     if len(counts) < 2 or sum(counts) == 0:
         raise PolicyError("E_TOO_FEW", "a dispersion test needs two windows and one failure")
     mean = sum(counts) / len(counts)
     chi2 = sum((count - mean) ** 2 for count in counts) / mean
     degrees = len(counts) - 1
-    return Dispersion(chi2, degrees, float(gammaincc(degrees / 2, chi2 / 2)), chi2 / degrees)
+    return Dispersion(chi2, degrees, gamma_survival(degrees / 2, chi2 / 2), chi2 / degrees)
 
 
 def rate_change_p(count_1: int, exposure_1: float, count_2: int, exposure_2: float) -> float:
@@ -199,15 +198,13 @@ def lemon_nodes(failures_by_node: Mapping[str, int], nodes: int) -> tuple[LemonN
 
     Each node is compared with the rest of the fleet, so that a lemon does not hide itself; equal exposure is assumed.
     """
-    from scipy.special import gammainc
-
     total = sum(failures_by_node.values())
     lemons = []
     for node, count in failures_by_node.items():
         others = (total - count) / max(nodes - 1, 1)
         # With no failure elsewhere, half a failure among the others stands for their rate.
         fleet = others if others > 0 else 0.5 / max(nodes - 1, 1)
-        p = min(1.0, nodes * float(gammainc(count, fleet))) if count else 1.0
+        p = min(1.0, nodes * gamma_cdf(count, fleet)) if count else 1.0
         if nodes > 1 and count >= 3 * fleet and p < 0.01:
             lemons.append(LemonNode(node, count, count / fleet, p))
     return tuple(sorted(lemons, key=lambda lemon: (-lemon.failures, lemon.node)))

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.domain import check_fraction, check_nonnegative, check_positive
+from policies.gamma_law import gamma_quantile
 
 __all__ = [
     "DEFAULT_PRIOR",
@@ -60,11 +61,9 @@ class GammaRate:
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """The central credible interval of the rate per node-second: (low, high)."""
-        from scipy.special import gammaincinv  # type: ignore[import-untyped,unused-ignore]
-
         tail = (1 - level) / 2
-        low, high = gammaincinv(self.alpha, tail), gammaincinv(self.alpha, 1 - tail)
-        return float(low) / self.beta_node_s, float(high) / self.beta_node_s
+        low, high = gamma_quantile(self.alpha, tail), gamma_quantile(self.alpha, 1 - tail)
+        return low / self.beta_node_s, high / self.beta_node_s
 
     def mtbf_interval_s(self, nodes: float, level: float = 0.95) -> tuple[float, float]:
         """The central credible interval of the job's MTBF on ``nodes`` nodes: (low, high) seconds."""
@@ -105,13 +104,11 @@ def rate_interval(failures: int, exposure: float, level: float = 0.95) -> RateEs
 
     ``[chi2(tail, 2n) / 2T, chi2(1 - tail, 2n + 2) / 2T]`` (Garwood 1936). ``exposure`` in any unit of time.
     """
-    from scipy.special import gammaincinv  # type: ignore[import-untyped,unused-ignore]
-
     count = check_nonnegative("failures", failures)
     total = check_positive("exposure", exposure)
     tail = (1 - check_fraction("level", level)) / 2
-    low = float(gammaincinv(count, tail)) / total if count > 0 else 0.0
-    high = float(gammaincinv(count + 1, 1 - tail)) / total
+    low = gamma_quantile(count, tail) / total if count > 0 else 0.0
+    high = gamma_quantile(count + 1, 1 - tail) / total
     return RateEstimate(count, total, count / total, low, high)
 
 
