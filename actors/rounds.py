@@ -183,7 +183,8 @@ class RoundShell:
             return -1
 
     async def _propose(self, state: RoundState, command: machine.Propose) -> None:
-        order = Order(command.attempt, command.step, command.slot, command.stop, self._committed_step)
+        held = self._held_step is not None
+        order = Order(command.attempt, command.step, command.slot, command.stop, self._committed_step, held)
         try:
             accepted, reached = await asyncio.wait_for(
                 _call(self._ranks[command.rank].propose.remote(state.generation, order)), CALL_TIMEOUT_S

@@ -29,6 +29,9 @@ class Order:
     stop: bool
     committed_step: int = 0
     """The newest step that is committed: what a rank consumed before it is in the journal."""
+    held: bool = False
+    """For ranks that hold at ``step``. A rank that holds takes no other order for the step it holds at, but a stop:
+    a passing snapshot would let it go from a boundary where it has to be met."""
 
 
 class BoundaryGate:
@@ -41,6 +44,7 @@ class BoundaryGate:
         self._confirmed = False
         self._interrupted = False
         self._held_at: int | None = None
+        self._released = ""
         self._condition = threading.Condition()
 
     # --- the train thread --------------------------------------------------------------------------------------------
@@ -91,12 +95,15 @@ class BoundaryGate:
     # --- orders ------------------------------------------------------------------------------------------------------
 
     def propose(self, order: Order) -> tuple[bool, int]:
-        """(accepted, step reached). Accepted: the train thread will wait at ``order.step`` for the confirmation."""
+        """(accepted, step reached). Accepted: the train thread will wait at ``order.step`` for the confirmation.
+
+        An attempt that was released before its proposal came changes nothing: nobody would ever confirm it.
+        """
         with self._condition:
             self._order, self._confirmed, self._attention = order, False, True
             reached = self.step
-            accepted = reached < order.step or self._held_at == order.step
-            if not accepted:
+            accepted = reached < order.step or (self._held_at == order.step and (order.held or order.stop))
+            if not accepted or order.attempt == self._released:
                 self._order, self._attention = None, self._interrupted
             self._condition.notify_all()
             return accepted, reached
@@ -111,6 +118,7 @@ class BoundaryGate:
     def release(self, attempt: str) -> None:
         """Forget ``attempt``; a train thread that waits for it goes on. A hold goes on holding."""
         with self._condition:
+            self._released = attempt
             if self._order is not None and self._order.attempt == attempt:
                 self._order, self._confirmed = None, False
                 self._condition.notify_all()
