@@ -1,1 +1,1 @@
-"""Pure decisions: when to save, how failures come, what an interval is worth. Nothing of ours; numpy only to simulate."""
+"""Pure decisions: when to save, how failures come, what an interval is worth. Nothing of ours."""

@@ -467,7 +467,7 @@ def test_the_command_needs_neither_ray_nor_torch_nor_even_numpy():
         "import sys, typer\n"
         "from elastic.cli.tune import register\n"
         "app = typer.Typer(); register(app)\n"
-        f"sys.argv = ['tune', '--failures', '3', '--hours', '72', '--cost', '60', '--json']\n"
+        "sys.argv = ['tune', '--failures', '3', '--hours', '72', '--cost', '60', '--json']\n"
         "try:\n    app()\nfinally:\n"
         "    print(sorted({'ray', 'torch', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)))\n"
     )
