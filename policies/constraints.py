@@ -1,6 +1,6 @@
 """What an interval must keep to, in a fixed order, and which of it was binding.
 
-Order (POLICY: physics first, wishes last): one write in flight, throttle, RPO, budget, minimum and maximum. A later
+Order (physics first, wishes last): one write in flight, throttle, RPO, budget, minimum and maximum. A later
 constraint that contradicts an earlier one loses, and a finding says so. Because efficiency rises and then falls with
 the interval, the nearest point of the box is the best point in it.
 """

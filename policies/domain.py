@@ -94,7 +94,7 @@ def check_fraction(name: str, value: float) -> float:
 
 
 def cost_findings(cost_s: float, mtbf_s: float, effective_restart_s: float) -> tuple[Finding, ...]:
-    """What must be said about a visible cost and an effective restart beside an MTBF (POLICY §6.4)."""
+    """What must be said about a visible cost and an effective restart beside an MTBF."""
     found: list[Finding] = []
     ratio = cost_s / mtbf_s
     if ratio >= HOPELESS_COST_OVER_MTBF:
