@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 
 from elastic.errors import CaptureError, RestoreError
 from elastic.mesh import Mesh
+from elastic.protocol.shares import ALIGNMENT_BYTES
 from elastic.snapshot.component import MODEL, OPTIMIZER, Component
 from elastic.snapshot.layout import Box, Layout
 from elastic.snapshot.module_state import ModuleState
 from elastic.snapshot.object_state import ObjectState
 from elastic.snapshot.optimizer_state import OptimizerState
 from elastic.snapshot.save_plan import SaveShare, plan_key, plan_share
-from elastic.snapshot.share import ALIGNMENT_BYTES
 from elastic.snapshot.tensor_layout import local_part
 from elastic.snapshot.tree import encode
 
@@ -151,7 +151,8 @@ class Attached:
 
     def _parameter_names(self) -> Mapping[int, str]:
         if self._names is None:
-            self._names, taken = {}, set()
+            self._names = {}
+            taken: set[str] = set()
             for module in self._modules:
                 own = list(module.parameter_names())
                 for name, parameter in own:

@@ -8,6 +8,7 @@ stay what they are; what ``state_dict`` made up on the way goes back through ``l
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,10 +43,7 @@ class ModuleState:
         if self._slots is not None and self._slots.unchanged():
             return False
         slots = _plain_slots(self.module)
-        if slots is None:
-            named = dict(self.module.state_dict(keep_vars=True))
-        else:
-            named = dict(_plain_entries(self.module))
+        named = dict(self.module.state_dict(keep_vars=True) if slots is None else _plain_entries(self.module))
         tensors: dict[str, torch.Tensor] = {}
         self._extra, self._raw = {}, {}
         for raw, value in named.items():
@@ -144,11 +142,12 @@ def _plain_slots(module: nn.Module) -> TensorSlots | None:
             or part._state_dict_pre_hooks
         ):
             return None
-        for container in (part._parameters, part._buffers, part._modules):
+        for container in (part._parameters, part._buffers, part._modules, part._non_persistent_buffers_set):
             slots.expect_size(container)
-        for container in (part._non_persistent_buffers_set, part._state_dict_hooks, part._state_dict_pre_hooks):
-            slots.expect_size(container)
-        for holder in (part._parameters, part._buffers):
+        for hooks in (part._state_dict_hooks, part._state_dict_pre_hooks):
+            slots.expect_size(hooks)
+        holders: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for holder in holders:
             for key, tensor in holder.items():
                 if key not in part._non_persistent_buffers_set:
                     slots.add(holder, key, tensor, tensor)

@@ -162,7 +162,8 @@ class OptimizerState:
     def _named_parameters(self) -> dict[int, str]:
         """Names of all parameters by id; fills ``_params``."""
         known = self._names_by_id()
-        self._params, found = [], {}
+        self._params = []
+        found: dict[int, str] = {}
         for number, group in enumerate(self.optimizer.param_groups):
             names = [known.get(id(p), f"group{number}.{index}") for index, p in enumerate(group["params"])]
             self._params.append(names)
@@ -213,7 +214,9 @@ class OptimizerState:
         for name, held in state.items():
             self.optimizer.state[parameters[name]] = held
         for number, group in enumerate(self.optimizer.param_groups):
-            options = next((options_by_name[name] for name in self._params[number] if name in options_by_name), {})
+            options: Mapping[str, Any] = next(
+                (options_by_name[name] for name in self._params[number] if name in options_by_name), {}
+            )
             if not self._params[number] and number < len(groups) and not groups[number]["params"]:
                 options = groups[number]["options"]
             for key, value in restored(options, {}).items():

@@ -11,34 +11,36 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from operator import is_
 from typing import Any
 
 import torch
 
 from elastic.errors import InternalError, SnapshotError
-from elastic.snapshot.capture import Attached, Captured, CapturedTensor
+from elastic.protocol.shares import PointInTime, SlotRef, StagedShare
+from elastic.snapshot.capture import Attached, Captured
 from elastic.snapshot.layout import Box
-from elastic.snapshot.save_plan import Piece, SaveShare
-from elastic.snapshot.share import PointInTime, SlotRef, StagedShare
+from elastic.snapshot.save_plan import SaveShare
 from elastic.snapshot.tensor_layout import bits
 
-SERIAL_BYTES = 256 << 10
-"""torch copies up to 32,768 elements on one thread. Pieces of up to so many 8-byte elements are spread over threads
-here, larger ones by torch within each piece."""
+RUN_ELEMENTS = 32 << 10
+"""torch copies up to so many elements without its own threads. Memory is copied in runs of so many 8-byte integers,
+spread over threads here: those of torch meet at a barrier after each tensor, which on a busy machine costs more than
+the copy."""
 THREADED_BYTES = 4 << 20
-"""Below so many bytes of small pieces a second thread costs more than it saves."""
+"""Below so many bytes a second thread costs more than it saves."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Pieces that one call copies."""
+    """Memory that one call copies: parts of live tensors and the bytes of the slot that they go to."""
 
     device: torch.device
-    pieces: list[Piece] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     sources: list[torch.Tensor] = field(default_factory=list)
     lazy: list[tuple[int, Callable[[], torch.Tensor]]] = field(default_factory=list)
     """Sources that must be worked out at each snapshot: lazy conjugates and negatives."""
@@ -99,7 +101,7 @@ class Stager:
                 batch.sources[index] = resolve()
         if mapped.plan_key != share.key:
             mapped.views = [
-                [_view(mapped.data, piece.offset, source) for piece, source in zip(batch.pieces, batch.sources)]
+                [_view(mapped.data, offset, source) for offset, source in zip(batch.offsets, batch.sources)]
                 for batch in self._batches
             ]
             mapped.plan_key = share.key
@@ -136,15 +138,14 @@ class Stager:
         return mapped
 
     def _copy(self, mapped: _Map) -> None:
-        mine, others = [], []
+        on_cpu: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         for batch, views in zip(self._batches, mapped.views):
-            if batch.device.type != "cpu":
-                self._copy_from_device(batch, mapped, views)
-            elif mine and batch.pieces[0].nbytes <= SERIAL_BYTES:
-                others.append(self._pool().submit(torch._foreach_copy_, views, batch.sources))
+            if batch.device.type == "cpu":
+                on_cpu.append((views, batch.sources))
             else:
-                mine.append((views, batch.sources))
-        for views, sources in mine:
+                self._copy_from_device(batch, mapped, views)
+        others = [self._pool().submit(torch._foreach_copy_, *pair) for pair in on_cpu[1:]]
+        for views, sources in on_cpu[:1]:
             torch._foreach_copy_(views, sources)
         for copied in others:
             copied.result()
@@ -159,12 +160,13 @@ class Stager:
             raise InternalError(f"staging from {batch.device} is not implemented")
         if not mapped.pinned:
             _register(mapped)
-        side = self._streams.setdefault(batch.device, torch.cuda.Stream(batch.device))
+        cuda: Any = torch.cuda
+        side = self._streams.setdefault(batch.device, cuda.Stream(batch.device))
         training = torch.cuda.current_stream(batch.device)
         side.wait_stream(training)
         with torch.cuda.stream(side):
             torch._foreach_copy_(views, batch.sources, non_blocking=True)
-        event = torch.cuda.Event()
+        event = cuda.Event()
         event.record(side)
         training.wait_event(event)  # the next step may change the state only after the copy
         self._events.append(event)
@@ -214,48 +216,49 @@ def capture_and_stage(
 
 
 def _batches(captured: Captured, share: SaveShare) -> list[_Batch]:
-    """All pieces with their live memory, by device; small CPU pieces in as many batches as torch has threads."""
+    """All pieces with their live memory, by device; what is on the CPU in as many batches as torch has threads."""
     places = {found.layout.spec.name: found for found in captured.tensors}
-    large: dict[torch.device, _Batch] = {}
-    small: list[tuple[Piece, CapturedTensor]] = []
+    on_cpu = share.nbytes if all(found.tensor.device.type == "cpu" for found in captured.tensors) else 0
+    threads = torch.get_num_threads() if on_cpu >= THREADED_BYTES else 1
+    spread = [_Batch(torch.device("cpu")) for _ in range(threads)]
+    others: dict[torch.device, _Batch] = {}
     for piece in share.pieces:
         found = places[piece.tensor.name]
-        if found.tensor.device.type == "cpu" and piece.nbytes <= SERIAL_BYTES:
-            small.append((piece, found))
+        tensor, device = found.tensor, found.tensor.device
+        source = _source(tensor, found.held, piece.box)
+        if device.type == "cpu" and source.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+            offset = piece.offset
+            for run in _runs(source):
+                batch = spread[min(threads * offset // max(share.nbytes, 1), threads - 1)]
+                batch.offsets.append(offset)
+                batch.sources.append(run)
+                offset += run.nbytes
         else:
-            device = found.tensor.device
-            _add(large.setdefault(device, _Batch(device)), piece, found)
-    total = sum(piece.nbytes for piece, _ in small)
-    threads = torch.get_num_threads() if total >= THREADED_BYTES else 1
-    spread = [_Batch(torch.device("cpu")) for _ in range(threads)]
-    done = 0
-    for piece, found in small:
-        _add(spread[min(threads * done // max(total, 1), threads - 1)], piece, found)
-        done += piece.nbytes
-    return [batch for batch in (*spread, *large.values()) if batch.pieces]
-
-
-def _add(batch: _Batch, piece: Piece, found: CapturedTensor) -> None:
-    tensor = found.tensor
-    if tensor.is_conj() or tensor.is_neg():
-        batch.lazy.append((len(batch.sources), lambda: _source(tensor, found.held, piece.box)))
-    batch.pieces.append(piece)
-    batch.sources.append(_source(tensor, found.held, piece.box))
+            batch = spread[0] if device.type == "cpu" else others.setdefault(device, _Batch(device))
+            if tensor.is_conj() or tensor.is_neg():
+                batch.lazy.append((len(batch.sources), partial(_source, tensor, found.held, piece.box)))
+            batch.offsets.append(piece.offset)
+            batch.sources.append(source)
+    return [batch for batch in (*others.values(), *spread) if batch.sources]
 
 
 def _source(tensor: torch.Tensor, held: Box | None, box: Box) -> torch.Tensor:
-    """``box`` of a tensor whose memory holds ``held``, as integers: one row of them where it is contiguous."""
+    """``box`` of a tensor whose memory holds ``held``, as integers."""
     for dim, (start, length) in enumerate(zip(box.offset, box.shape)):
         if length != tensor.shape[dim]:
             tensor = tensor.narrow(dim, start - (held.offset[dim] if held else 0), length)
-    whole = bits(tensor)
-    if not whole.is_contiguous():
-        return whole
-    row = whole.view(-1)
-    size = row.dtype.itemsize
-    if size < 8 and row.numel() * size % 8 == 0 and row.storage_offset() * size % 8 == 0:
-        return row.view(torch.int64)
-    return row
+    return bits(tensor)
+
+
+def _runs(source: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Contiguous memory in rows of at most RUN_ELEMENTS integers, of 8 bytes as far as it is aligned to them."""
+    row = source.view(-1)
+    if row.dtype.itemsize < 8 and row.storage_offset() * row.dtype.itemsize % 8 == 0:
+        row = row.view(torch.uint8)
+        whole = row.numel() // 8 * 8
+        yield from torch.split(row[:whole].view(torch.int64), RUN_ELEMENTS) if whole else ()
+        row = row[whole:]
+    yield from torch.split(row, RUN_ELEMENTS) if row.numel() else ()
 
 
 def _view(slot: torch.Tensor, offset: int, source: torch.Tensor) -> torch.Tensor:
@@ -265,7 +268,8 @@ def _view(slot: torch.Tensor, offset: int, source: torch.Tensor) -> torch.Tensor
 
 def _register(mapped: _Map) -> None:
     """Pin the map's pages and tell the driver, so that copies from the device run beside the host. Once per slot."""
-    result = torch.cuda.cudart().cudaHostRegister(mapped.data.data_ptr(), mapped.data.nbytes, 0)
+    cuda: Any = torch.cuda
+    result = cuda.cudart().cudaHostRegister(mapped.data.data_ptr(), mapped.data.nbytes, 0)
     if int(result) != 0:
         raise SnapshotError(f"CUDA cannot pin {mapped.data.nbytes} bytes of node memory: {result}")
     mapped.pinned = True
@@ -273,4 +277,5 @@ def _register(mapped: _Map) -> None:
 
 def _unregister(mapped: _Map) -> None:
     if mapped.pinned:
-        torch.cuda.cudart().cudaHostUnregister(mapped.data.data_ptr())
+        cuda: Any = torch.cuda
+        cuda.cudart().cudaHostUnregister(mapped.data.data_ptr())

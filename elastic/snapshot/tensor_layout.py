@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from elastic.errors import CaptureError
 from elastic.mesh import Mesh
@@ -95,7 +96,7 @@ def _refuse_unsupported(name: str, tensor: torch.Tensor) -> None:
         kind = "a nested tensor"
     elif tensor.device.type == "meta":
         kind, cure = "a tensor on the meta device, which has no values", "materialise the module first (to_empty)"
-    elif isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    elif isinstance(tensor, UninitializedTensorMixin):
         kind, cure = f"an {type(tensor).__name__}, whose shape is not known yet", "run one forward pass before attach"
     elif hasattr(type(tensor), "__tensor_flatten__") and not is_dtensor(tensor):
         kind = f"a tensor subclass {type(tensor).__module__}.{type(tensor).__qualname__}"
@@ -118,7 +119,7 @@ def _describe_dtensor(name: str, tensor: Any, mesh: Mesh, rank: int) -> tuple[La
     for dim, (axis, placement) in enumerate(zip(axes, placements)):
         if isinstance(placement, Partial):
             raise CaptureError(
-                f"a DTensor with the placement {placement} on axis {axis!r} holds unreduced parts and cannot be saved",
+                f"a DTensor with the placement {placement!r} on axis {axis!r} holds unreduced parts and cannot be saved",
                 name,
                 "redistribute it to Replicate() or Shard() first",
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 from operator import attrgetter, eq, is_
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ class TensorSlots:
     """Tensors by the (dict, key) that holds each, and the containers whose number of entries must stay the same."""
 
     def __init__(self) -> None:
-        self._holders: list[dict[object, object]] = []
+        self._holders: list[dict[Any, Any]] = []
         self._keys: list[object] = []
         self._held: list[object] = []
         self._tensors: list[torch.Tensor] = []
@@ -35,7 +36,7 @@ class TensorSlots:
         self._sizes: list[int] = []
         self._facts: list[list[object]] = []
 
-    def add(self, holder: dict[object, object], key: object, held: object, tensor: torch.Tensor | None = None) -> None:
+    def add(self, holder: dict[Any, Any], key: object, held: object, tensor: torch.Tensor | None = None) -> None:
         """``held`` is what ``holder[key]`` is now; ``tensor`` the same if it is one: its memory counts too."""
         self._holders.append(holder)
         self._keys.append(key)

@@ -233,7 +233,7 @@ def _write_torch(value: object, put: Put) -> None:
 def _dtype(array: np.ndarray[Any, Any]) -> str:
     if array.dtype.kind not in "biufcSUmM":
         raise _Unsupported(f"a numpy array of dtype {array.dtype}")
-    return array.dtype.str
+    return str(array.dtype.str)
 
 
 def _base64(data: bytes) -> str:
@@ -279,7 +279,8 @@ def _read_array(value: list[Any]) -> np.ndarray[Any, Any]:
     dtype = np.dtype(value[0])
     if dtype.hasobject:
         raise CorruptSnapshot(f"a numpy array of dtype {value[0]!r} holds Python objects and is not read")
-    return np.frombuffer(base64.b64decode(value[2]), dtype).reshape(value[1]).copy()
+    array: np.ndarray[Any, Any] = np.frombuffer(base64.b64decode(value[2]), dtype)
+    return np.array(array.reshape(value[1]))
 
 
 def _read_ref(value: Any) -> TensorRef:

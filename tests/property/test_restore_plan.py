@@ -1,4 +1,4 @@
-"""Boxes that some ranks wrote, read as the boxes of others: every element arrives once, and only what is needed is read."""
+"""Boxes that some ranks wrote, read as the boxes of others: each element arrives once, nothing else is read."""
 
 from __future__ import annotations
 
