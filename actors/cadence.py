@@ -11,11 +11,33 @@ from dataclasses import replace
 from typing import Any
 
 from elastic.config import SnapshotConfig, parse_interval
-from policies.online import Decision, Observation, OnlinePlan, Resized, Saved, begin, step
+from policies.domain import PolicyError
+from policies.online import Decision, Observation, OnlinePlan, Resized, Saved, Slowed, begin, step
 from policies.reliability import GammaRate
 
 NEAR_S = 0.3
 """A round is opened so long before the step it is due at, so that the boundary can be named in time."""
+
+
+FEWEST_STEPS = 20
+"""Steps with and without an upload beside them that a slowdown is judged by."""
+
+
+class StepTimes:
+    """Mean time of a step under one condition; the past is forgotten by halves."""
+
+    def __init__(self) -> None:
+        self.seconds, self.steps = 0.0, 0
+
+    def add(self, seconds: float, steps: int) -> None:
+        """So many more steps in so many seconds."""
+        if self.steps > 20 * FEWEST_STEPS:
+            self.seconds, self.steps = self.seconds / 2, self.steps // 2
+        self.seconds, self.steps = self.seconds + seconds, self.steps + steps
+
+    @property
+    def mean_s(self) -> float:
+        return self.seconds / self.steps if self.steps else 0.0
 
 
 class Cadence:
@@ -26,7 +48,13 @@ class Cadence:
         self.kind, number = parse_interval(config.interval)
         self.every_steps = int(number) if self.kind == "steps" else 0
         policy: str | float = number if self.kind == "seconds" else "auto" if self.kind == "steps" else self.kind
-        plan = OnlinePlan(policy=policy, remote_every=config.remote_every, first_stall_s=0.1)
+        chosen = config.remote_every == "auto"
+        plan = OnlinePlan(
+            policy=policy,
+            two_tier=chosen and policy == "auto",
+            remote_every=1 if chosen else int(config.remote_every),
+            first_stall_s=0.1,
+        )
         if config.mtbf_s is not None:
             # A rate that the user knows weighs as many failures as it takes for a few of our own not to move it.
             plan = replace(plan, prior=GammaRate.prior(1.0 / (config.mtbf_s * nodes), worth_failures=30.0))
@@ -35,12 +63,20 @@ class Cadence:
         self._adopted(self.decision)
         self.captured_at = at
         self.captured_step = 0
+        self._steps = {False: StepTimes(), True: StepTimes()}
+
+    @property
+    def remote_every(self) -> int:
+        """Every how many node snapshots one becomes durable."""
+        return self.decision.k
 
     def observe(self, observation: Observation) -> None:
         """Learn; a changed interval is journalled with its reason and numbers."""
         try:
             self.state, self.decision = step(self.state, observation)
-        except ValueError:
+        except PolicyError as error:
+            if error.code != "E_TIME":
+                raise
             # Two observations of one instant, seen in the other order: the later time stands for both.
             self.state, self.decision = step(self.state, replace(observation, t=self.state.t))
         if self.decision.changed:
@@ -62,8 +98,19 @@ class Cadence:
         self._note("stall", seconds=stall_s)
         self.observe(Saved(at, stall_s, remote))
 
+    def stepped(self, at: float, seconds: float, steps: int, *, uploading: bool) -> None:
+        """So many steps took ``seconds`` while an upload ran, or while none did: what is the slowdown?"""
+        self._steps[uploading].add(seconds, steps)
+        quiet, busy = self._steps[False], self._steps[True]
+        if uploading and quiet.steps >= FEWEST_STEPS and busy.steps >= FEWEST_STEPS:
+            share = max(0.0, 1.0 - quiet.mean_s / busy.mean_s)
+            self._steps[True] = StepTimes()
+            self._note("slowdown", share=round(share, 4), tier="remote")
+            self.observe(Slowed(at, share, "remote"))
+
     def resized(self, at: float, nodes: int) -> None:
-        """The run goes on with so many nodes."""
+        """The run goes on with so many nodes; steps take another time from now on."""
+        self._steps = {False: StepTimes(), True: StepTimes()}
         self.observe(Resized(at, max(1, nodes)))
 
     def due_in(self, at: float, step: int, step_s: float) -> float:

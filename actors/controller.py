@@ -107,6 +107,7 @@ class Controller:
         self._seen: dict[str, tuple[int, str]] | None = None
         self._measured_at = 0.0
         self._node_commits = 0
+        self._was_uploading = False
 
     # --- calls of the driver and of commands ---------------------------------------------------------------------
 
@@ -341,13 +342,12 @@ class Controller:
             return
         report = self.chronicle.committed(state, at - self.rounds.started_at, at)
         self._node_commits += 1
-        due = (
-            state.purpose in ("entry", "final", "stop")
-            or self._node_commits % self.spec.run.snapshots.remote_every == 0
-        )
+        every = self.cadence.remote_every if self.cadence is not None else 1
+        due = state.purpose in ("entry", "final", "stop") or self._node_commits % every == 0
         uploading = self.uploads.committed(state, due=due)
         if self.cadence is not None:
             self.cadence.captured(at, state.step, report.stall_s, uploading)
+            self.journal.note("write", seconds=report.drain_s, tier="node")
             self.cadence.observe(Written(at, max(report.drain_s, 1e-6)))
         self.post(
             life.NodeCommitted(
@@ -359,7 +359,7 @@ class Controller:
         ref, at = uploaded.ref, now()
         self.chronicle.durable(ref, uploaded.seconds)
         self.journal.note("durable", attempt=ref.attempt, step=ref.step, directory=ref.directory)
-        self.journal.note("write", seconds=uploaded.seconds)
+        self.journal.note("write", seconds=uploaded.seconds, tier="remote")
         if self.cadence is not None:
             self.cadence.observe(Written(at, uploaded.seconds, "remote"))
         self.post(life.RemoteCommitted(at, RemoteSnapshot(ref.attempt, ref.step)))
@@ -414,14 +414,20 @@ class Controller:
         actor = self.members.ranks.get(state.ranks[0]) if state.ranks else None
         if actor is None:
             return
+        uploading = self.uploads.in_flight
         with contextlib.suppress(RayError, asyncio.TimeoutError):
             generation, samples, rows = await asyncio.wait_for(_call(actor.take_metrics.remote()), 5.0)
             if rows and generation == self.machine.state.generation:
                 self.chronicle.measured(generation, samples, rows, now())
                 self.journal.note("metrics", generation=generation, rows=rows)
+                # Only a window that lay wholly within an upload, or outside of any, says what uploads cost.
+                if self.cadence is not None and self._was_uploading == uploading == self.uploads.in_flight:
+                    seconds = sum(seconds for _, seconds, _ in rows)
+                    self.cadence.stepped(now(), seconds, len(rows), uploading=uploading)
+        self._was_uploading = uploading
         nodes = {state.members[name].node for name in state.ranks if name in state.members}
         node_s = elapsed * len(nodes)
-        self.journal.note("exposure", node_s=round(node_s, 3))
+        self.journal.note("exposure", node_s=round(node_s, 3), nodes=len(nodes))
         if self.cadence is not None:
             self.cadence.observe(Running(now(), node_s, self.chronicle.step_s or None))
 

@@ -112,8 +112,9 @@ class SnapshotConfig(_Config):
     """Mean time between failures of the whole job, where it is known; otherwise a weak published prior is updated."""
     replicas: Literal[0, 1] = 1
     """Copies of each node's memory on a peer node."""
-    remote_every: int = 1
-    """Every how many node snapshots one goes to durable storage; a slot is skipped while an upload is in flight."""
+    remote_every: Literal["auto"] | int = "auto"
+    """Every how many node snapshots one goes to durable storage; ``auto`` chooses it with the interval, and is 1 with
+    an interval that is given. A slot is skipped while an upload is in flight."""
     keep: int = 3
     """Durable snapshots that are kept; older ones are removed after a newer one is committed."""
     checksum: Literal["xxh3_128", "blake3", "sha256"] = "xxh3_128"
@@ -134,7 +135,7 @@ class SnapshotConfig(_Config):
     @model_validator(mode="after")
     def _check(self) -> SnapshotConfig:
         for field in ("mtbf_s", "remote_every", "keep"):
-            if (value := getattr(self, field)) is not None:
+            if (value := getattr(self, field)) is not None and value != "auto":
                 _positive(field, value)
         return self
 
