@@ -14,7 +14,7 @@ import ray
 
 from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
-from actors.rank_orders import GenerationOrder, RankEvent, RankSpec
+from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec
 from elastic.gate import BoundaryGate, Order
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ class Rank:
         """End the generation here."""
         if generation == self._generation:
             self._gate.interrupt()
+
+    def salvage(self, generation: int, order: LiveOrder | None) -> None:
+        """Stage what was kept of the last boundary of ``generation``, or (None) let go of it."""
+        if generation == self._generation and self._train is not None:
+            self._train.salvage_with(order)
 
     def status(self) -> tuple[int, int, int]:
         """(generation, finished steps, bytes of a share). Also the probe: whoever answers is alive."""

@@ -9,6 +9,7 @@ from typing import Any
 from actors.entry import EntryPoint
 from elastic.errors import ElasticError
 from elastic.mesh import Mesh
+from elastic.protocol.shares import SlotRef
 from elastic.protocol.tiers import RestoreOrder
 
 
@@ -44,6 +45,16 @@ class GenerationOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveOrder:
+    """What a survivor is told: stage share ``place`` of ``survivors`` from what it kept of its last boundary."""
+
+    attempt: str
+    slot: SlotRef
+    place: int
+    survivors: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankEvent:
     """News of a rank. ``kind``: formed, entered, first_step, at_end, departed, restored; the rest by kind."""
 
@@ -57,6 +68,9 @@ class RankEvent:
     traceback: str = ""
     collateral: bool = False
     failure: ElasticError | None = None
+    live_bytes: int = 0
+    """For departed: bytes that the rank kept of boundary ``step``; 0 where it kept none, and ``live_reason`` why."""
+    live_reason: str = ""
     samples: int = 0
     metrics: tuple[tuple[int, float, dict[str, float]], ...] = ()
     """For departed: rows of finished steps that were not collected before."""

@@ -28,14 +28,15 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 import torch.nn.parallel
 
-from actors.rank_orders import GenerationOrder, RankEvent, RankSpec
+from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec
 from actors.shares import StoreReader
 from elastic.clock import now
 from elastic.errors import ConfigError, CorruptSnapshot, ElasticError, ModelMismatch, RestoreError, SnapshotError
 from elastic.gate import BoundaryGate, Interrupted
 from elastic.protocol.shares import StagedShare
-from elastic.run import BUILD_STEP, Run, RunContext, set_current_run
+from elastic.run import BUILD_STEP, Run, RunContext, Stopped, set_current_run
 from elastic.snapshot.index import SnapshotIndex
+from elastic.snapshot.live_tier import Salvage
 from elastic.snapshot.restore import ChunkSource, RestoreReport
 from elastic.snapshot.rng import seed_everything
 
@@ -114,6 +115,9 @@ class TrainThread:
         self.spec, self.store, self.tell = spec, store, tell
         self.reader = StoreReader(spec.run, spec.node, spec.storage)
         self.run: Run | None = None
+        self._live_orders: queue.SimpleQueue[LiveOrder | None] = queue.SimpleQueue()
+        self._salvage: Salvage | None = None
+        self._live_reason = ""
         self._samples = 0
         self._rows: tuple[tuple[int, float, dict[str, float]], ...] = ()
         self._orders: queue.SimpleQueue[tuple[GenerationOrder, BoundaryGate]] = queue.SimpleQueue()
@@ -126,18 +130,49 @@ class TrainThread:
 
     def begin(self, order: GenerationOrder, gate: BoundaryGate) -> None:
         """Go through this generation when the one before has been left."""
+        self.salvage_with(None)
         self._orders.put((order, gate))
+
+    def salvage_with(self, order: LiveOrder | None) -> None:
+        """Stage what was kept of the last boundary, or (None) let go of it."""
+        self._live_orders.put(order)
 
     def _loop(self) -> None:
         while True:
             order, gate = self._orders.get()
+            while not self._live_orders.empty():
+                self._live_orders.get()
             event = self._generation(order, gate)
-            self.tell(replace(event, samples=self._samples, metrics=self._rows))
+            kept, self._salvage = self._salvage, None
+            self.tell(
+                replace(
+                    event,
+                    samples=self._samples,
+                    metrics=self._rows,
+                    live_bytes=kept.nbytes if kept else 0,
+                    live_reason=self._live_reason,
+                )
+            )
+            if kept is not None:
+                self._stage_live(kept, order.generation)
+            del kept
+
+    def _stage_live(self, kept: Salvage, generation: int) -> None:
+        """Wait for the order to stage what was kept, or for the next generation, which needs the memory."""
+        live = self._live_orders.get()
+        if live is None:
+            return
+        try:
+            share = kept.stage(live.attempt, live.slot, live.place, live.survivors)
+        except SnapshotError as error:
+            self.store.refuse.remote(live.attempt, live.place, str(error))
+        else:
+            self.store.seal.remote(share, generation)
 
     def _generation(self, order: GenerationOrder, gate: BoundaryGate) -> RankEvent:
         """One generation, from forming the group to leaving it; always answers with how it was left."""
         event: RankEvent | None = None
-        self._rows = ()
+        self._rows, self._salvage, self._live_reason = (), None, ""
         try:
             self._form(order, gate)
             context = RunContext(
@@ -153,10 +188,15 @@ class TrainThread:
             run.check_attached()
             self._take_metrics()
             return RankEvent("departed", order.generation, gate.step, cause="finished")
+        except Stopped:
+            event = RankEvent("departed", order.generation, gate.step, cause="interrupted")
         except Interrupted:
+            self._keep()
             event = RankEvent("departed", order.generation, gate.step, cause="interrupted")
         except BaseException as error:  # whatever the user's code raises is news for the controller
             event = self._failure(order, gate, error)
+            if event.cause == "error":
+                self._keep()
             _forget_frames(error)
         finally:
             set_current_run(None)
@@ -205,6 +245,11 @@ class TrainThread:
             gc.collect()
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
+
+    def _keep(self) -> None:
+        """Keep the state of the last boundary, if it can be proven to be that."""
+        if self.run is not None:
+            self._salvage, self._live_reason = self.run.salvage()
 
     def _take_metrics(self) -> None:
         """Keep the rows that were not collected yet, for the last event of the generation."""

@@ -22,6 +22,7 @@ from elastic.protocol.shares import PointInTime, StagedShare
 from elastic.reduction_order import fix_bucket_layout
 from elastic.snapshot.capture import Attached
 from elastic.snapshot.index import SnapshotIndex
+from elastic.snapshot.live_tier import BoundaryGuard, Salvage
 from elastic.snapshot.restore import ChunkSource, RestoreReport, restore
 from elastic.snapshot.rng import load_generators, saved_generators, seed_everything
 from elastic.snapshot.staging import Stager, capture_and_stage
@@ -32,6 +33,11 @@ log = logging.getLogger("elastic.run")
 
 DATA_AXES = ("dp", "ep")
 """Mesh axes whose ranks take different samples; along the others ranks share a batch, one of them keeps the ledger."""
+
+
+class Stopped(Interrupted):
+    """The generation ended at a boundary that all ranks agreed on; everything of this rank is staged."""
+
 
 BUILD_STEP = -1
 """The "step" that seeds the generators while the model is built: the same on all ranks, unlike every real step."""
@@ -90,6 +96,7 @@ class Run:
         self._context, self._link, self._gate = context, link, gate
         self._stager = Stager()
         self._attached: Attached | None = None
+        self._guard: BoundaryGuard | None = None
         self._loader: ElasticLoader | None = None
         self._step = 0
         self._ledger: list[tuple[int, LedgerEntry]] = []
@@ -184,6 +191,8 @@ class Run:
         seed, coordinate, ledger = self.seed, self.coordinate, self._ledger
         keeps_ledger = all(at == 0 for axis, at in coordinate.items() if axis not in DATA_AXES)
         self._enter()
+        assert self._guard is not None
+        mark = self._guard.mark
         first = True
         turn_started = now()
         while until_step is None or self._step < until_step:
@@ -198,6 +207,7 @@ class Run:
                 if keeps_ledger:
                     ledger.append((self._step, entry))
             self._step += 1
+            mark()
             if first:
                 first = False
                 self._publish_share_bytes()
@@ -211,6 +221,9 @@ class Run:
 
     def _enter(self) -> None:
         """The first boundary: say what a share takes, and wait for the snapshot of step 0 where there is none yet."""
+        assert self._attached is not None
+        self._guard = BoundaryGuard(self._attached)
+        self._guard.mark()
         self._publish_share_bytes()
         if self._context.hold:
             self._gate.will_hold(self._step)
@@ -255,7 +268,20 @@ class Run:
             self._link.staged(share)
         self._stall_s += now() - started
         if order.stop:
-            raise Interrupted
+            raise Stopped
+
+    def salvage(self) -> tuple[Salvage | None, str]:
+        """After a failure: what this rank still holds of its last boundary, or why that cannot be proven.
+
+        Called by the rank when the train function has been left, before its objects are let go.
+        """
+        if self._attached is None or self._guard is None:
+            return None, "the rank had not reached its first boundary"
+        if self._context.rng == "saved":
+            return None, "saved generator states of a lost rank are gone; rng='derived' needs none"
+        if self._attached.broken:
+            return None, self._attached.broken
+        return Salvage.of(self._attached, self._guard, self._point(), self._ledger_rows())
 
     def _ledger_rows(self) -> tuple[str, ...]:
         """What this rank consumed and no commit covers yet; it becomes part of the commit that does."""
@@ -314,7 +340,9 @@ class Run:
         """Let go of the user's objects and stop the loader's workers."""
         if self._loader is not None:
             self._loader.close()
-        self._attached = self._loader = None
+        if self._guard is not None:
+            self._guard.close()
+        self._attached = self._loader = self._guard = None
 
 
 def _number(value: Any) -> float:
