@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import queue
 import threading
@@ -181,10 +182,7 @@ class TrainThread:
             run = self.run = Run(context, _Link(self, order), gate)
             set_current_run(run)
             seed_everything(self.spec.seed, BUILD_STEP, {})
-            if self.spec.config is None:
-                self._entry()
-            else:
-                self._entry(self.spec.config)
+            self._call()
             run.check_attached()
             self._take_metrics()
             return RankEvent("departed", order.generation, gate.step, cause="finished")
@@ -203,6 +201,17 @@ class TrainThread:
             if event is not None:
                 self._leave_group()
         return event
+
+    def _call(self) -> None:
+        """Call the train function: with its config, or an empty one, if it takes an argument."""
+        try:
+            takes = len(inspect.signature(self._entry).parameters)
+        except ValueError:  # a builtin without a signature
+            takes = 1
+        if takes:
+            self._entry(self.spec.config if self.spec.config is not None else {})
+        else:
+            self._entry()
 
     def _form(self, order: GenerationOrder, gate: BoundaryGate) -> None:
         """Meet the other ranks under the generation's prefix, then form the process group."""
@@ -271,7 +280,7 @@ class TrainThread:
         return RankEvent(
             "departed",
             order.generation,
-            gate.step,
+            gate.step if self.run is not None and self.run.entered else -1,
             cause=cause,
             error=text,
             traceback=where,

@@ -109,6 +109,11 @@ class Run:
         """Finished steps."""
         return self._step
 
+    @property
+    def entered(self) -> bool:
+        """Whether the first boundary was reached."""
+        return self._guard is not None
+
     # --- state ---------------------------------------------------------------------------------------------------
 
     def attach(self, **named: Any) -> RestoreReport | None:
