@@ -88,6 +88,8 @@ class Layout:
 
     def box_of(self, mesh: Mesh, rank: int) -> Box | None:
         """The box that ``rank`` holds, or None where its part is empty."""
+        if not self.cuts and not self.held_at:
+            return self.spec.box
         coordinate = mesh.coordinate(rank)
         if any(coordinate.get(axis, 0) != place for axis, place in self.held_at):
             return None

@@ -39,6 +39,11 @@ class ModuleState:
         self._to_load: list[tuple[str, Target]] = []
         self._saved_extra: dict[str, object] = {}
 
+    @property
+    def has_extra(self) -> bool:
+        """Whether the module keeps state of its own making (``get_extra_state``) beside its tensors."""
+        return bool(self._extra)
+
     def refresh(self) -> bool:
         if self._slots is not None and self._slots.unchanged():
             return False
@@ -75,8 +80,8 @@ class ModuleState:
         self.refresh()
         self._to_load = []
         targets: list[Target] = []
-        live_memory = {t.untyped_storage().data_ptr() for t in _own_tensors(self.module)}
-        for layout, local in zip(self.layouts, self.tensors):
+        made_up = set[int]() if self._slots is not None else self._made_up()
+        for place, (layout, local) in enumerate(zip(self.layouts, self.tensors)):
             name = layout.spec.name
             spec = saved.find(name)
             if spec is None:
@@ -89,7 +94,7 @@ class ModuleState:
                 box = layout.box_of(self._mesh, self._rank)
                 if box is None:
                     continue
-                if local.numel() and local.untyped_storage().data_ptr() not in live_memory:
+                if place in made_up:
                     target = Target(spec.name, box, torch.empty_like(local))
                     self._to_load.append((self._raw[name], target))
                 else:
@@ -103,6 +108,13 @@ class ModuleState:
         differences.unexpected += [f"{self.name}.{name}" for name in self._saved_extra if name not in self._extra]
         return targets
 
+    def _made_up(self) -> set[int]:
+        """Places of tensors that are no parameter or buffer: a ``state_dict`` of its own made them for the occasion."""
+        own = (getattr(t, "_local_tensor", t) for t in (*self.module.parameters(), *self.module.buffers()))
+        memory = {tensor.untyped_storage().data_ptr() for tensor in own}
+        places = enumerate(self.tensors)
+        return {place for place, t in places if t.numel() and t.untyped_storage().data_ptr() not in memory}
+
     def finish(self) -> None:
         again = {raw: target.tensor for raw, target in self._to_load}
         extra = {
@@ -115,11 +127,6 @@ class ModuleState:
 
 def _refuse(name: str, tensor: torch.Tensor) -> None:
     raise CaptureError(f"a tensor of {tensor.nbytes} bytes cannot be extra state", name, "hold it as a buffer")
-
-
-def _own_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    for tensor in (*module.parameters(), *module.buffers()):
-        yield getattr(tensor, "_local_tensor", tensor)
 
 
 def _plain_slots(module: nn.Module) -> TensorSlots | None:

@@ -1,8 +1,8 @@
 """Putting a snapshot back into what is attached: checked first, then read in windows, then written.
 
-Nothing live is touched before names, shapes, dtypes and coverage have been found right, and no byte is used before its
-checksum was. If reading fails after live tensors were written to, the attached state is marked as broken: it refuses
-to be captured until a restore has succeeded.
+Nothing live is touched before names, shapes, dtypes and coverage have been found right, and a restore of no more than
+one window is verified whole before the first byte is written. A larger one is verified window by window: if that fails
+midway, the attached state is marked as broken and refuses to be captured until a restore has succeeded.
 """
 
 from __future__ import annotations
@@ -28,6 +28,15 @@ from elastic.snapshot.restore_plan import WINDOW_BYTES, RestorePlan, plan_restor
 from elastic.snapshot.tensor_layout import bits
 from elastic.snapshot.tree import decode
 
+DIRECT_BYTES = 128 << 10
+"""Chunks of at least so many bytes are worth reading straight into their target."""
+THREADED_BYTES = 4 << 20
+LOCKED_CHUNK_BYTES = 64 << 10
+"""Chunks of fewer bytes are copied without letting go of the interpreter lock: getting it back would take longer."""
+_memmove_locked = ctypes.PyDLL(None).memmove
+_memmove_locked.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memmove_locked.restype = ctypes.c_void_p
+
 Part = npt.NDArray[np.uint8] | memoryview
 
 
@@ -39,6 +48,9 @@ class ChunkSource(Protocol):
 
         Raises CorruptSnapshot naming tensor, chunk and file if no good copy is left. The parts stay valid until the
         call after the next one: while one window is copied, the next is read.
+
+        A source may also have ``read_into(table, rows, targets)``, which puts the bytes into ``targets`` and checks
+        them there; on an error those hold anything.
         """
 
 
@@ -178,59 +190,109 @@ def _judge(differences: Differences, mode: str, step: int, anything: bool) -> No
         )
 
 
+class _Transfer:
+    """The chunks of a plan on their way into their targets.
+
+    A chunk that is wanted whole, by a target that takes its bytes as they are, may be read straight into it
+    (``read_into``), if everything does not fit one window anyway; all others are read, then copied.
+    """
+
+    def __init__(
+        self, table: ChunkTable, source: ChunkSource, plan: RestorePlan, targets: Sequence[Target], threads: int
+    ) -> None:
+        self.table, self.source, self.plan, self.targets = table, source, plan, targets
+        self.threads = threads
+        self.saved = {spec.name: spec for spec in table.specs}
+        address = np.zeros(len(targets), np.int64)
+        for number, target in enumerate(targets):
+            tensor = target.tensor
+            if tensor.device.type == "cpu" and tensor.is_contiguous() and _same_dtype(tensor, self._dtype(target)):
+                address[number] = tensor.data_ptr()
+        self.plain = plan.flat & (address[plan.target] != 0)
+        """Copies between runs of bytes."""
+        self.destination = address[plan.target] + plan.target_byte
+        whole = self.plain & (plan.nbytes == table.nbytes[plan.rows][plan.source]) & (plan.nbytes >= DIRECT_BYTES)
+        wanted_once = np.bincount(plan.source, minlength=len(plan.rows)) == 1
+        has_direct = len(plan.windows) > 1 and hasattr(source, "read_into")
+        self.direct = whole & wanted_once[plan.source] & has_direct
+        """Copies that reading makes unnecessary."""
+
+    def fetch(self, number: int) -> dict[int, Part]:
+        """Read window ``number``. Chunks by their position in the plan's rows, without those that went straight in."""
+        window, copies = self.plan.windows[number], self.plan.copies[number]
+        straight = np.flatnonzero(self.direct[copies]) + copies.start
+        if len(straight):
+            places = [
+                memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+                for address, size in zip(self.destination[straight].tolist(), self.plan.nbytes[straight].tolist())
+            ]
+            rows = self.plan.rows[self.plan.source[straight]]
+            self.source.read_into(self.table, rows, places)  # type: ignore[attr-defined]
+        left = np.arange(window.start, window.stop)
+        left = left[~np.isin(left, self.plan.source[straight])] if len(straight) else left
+        parts = self.source.read(self.table, self.plan.rows[left]) if len(left) else ()
+        if len(parts) != len(left):
+            raise InternalError(f"{len(parts)} chunks came back where {len(left)} were asked for")
+        return dict(zip(left.tolist(), parts))
+
+    def put(self, number: int, parts: Mapping[int, Part], helper: ThreadPoolExecutor) -> None:
+        """Copy what was read of window ``number`` to its targets."""
+        plan, copies = self.plan, self.plan.copies[number]
+        arrays = {position: np.frombuffer(part, np.uint8) for position, part in parts.items()}
+        base = np.zeros(self.plan.windows[number].stop - self.plan.windows[number].start, np.int64)
+        first = self.plan.windows[number].start
+        base[np.fromiter(arrays, np.int64, len(arrays)) - first] = np.fromiter(
+            (array.__array_interface__["data"][0] for array in arrays.values()), np.int64, len(arrays)
+        )
+        plain = np.flatnonzero(self.plain[copies] & ~self.direct[copies]) + copies.start
+        begin = base[plan.source[plain] - first] + plan.source_byte[plain]
+        columns = (self.destination[plain].tolist(), begin.tolist(), plan.nbytes[plain].tolist())
+        total = int(plan.nbytes[plain].sum())
+        if total < LOCKED_CHUNK_BYTES * len(plain):
+            _move(_memmove_locked, *columns)
+        elif self.threads > 1 and total > THREADED_BYTES:
+            half = int(np.searchsorted(np.cumsum(plan.nbytes[plain]), total // 2))
+            other = helper.submit(_move, ctypes.memmove, *(column[half:] for column in columns))
+            _move(ctypes.memmove, *(column[:half] for column in columns))
+            other.result()
+        else:
+            _move(ctypes.memmove, *columns)
+        for copy in (np.flatnonzero(~self.plain[copies]) + copies.start).tolist():
+            target, position = self.targets[int(plan.target[copy])], int(plan.source[copy])
+            shape = self.table.box(int(plan.rows[position])).shape
+            _put_region(plan, copy, target, arrays[position], shape, self._dtype(target))
+
+    def _dtype(self, target: Target) -> str:
+        return self.saved[target.name].dtype
+
+
 def _execute(
     attached: Attached, index: SnapshotIndex, source: ChunkSource, plan: RestorePlan, targets: Sequence[Target]
 ) -> float:
     """Read window by window, the next one while one is copied. Returns the seconds spent waiting for chunks."""
     waited = 0.0
-    put = _writer(index.table, plan, targets)
-    with ThreadPoolExecutor(1, thread_name_prefix="restore") as reader:
-        reading = [reader.submit(source.read, index.table, plan.rows[window]) for window in plan.windows[:1]]
-        for number, window in enumerate(plan.windows):
+    transfer = _Transfer(index.table, source, plan, targets, torch.get_num_threads())
+    midway = f"a restore of step {index.step} ended midway"
+    if transfer.direct.any():
+        attached.broken = midway
+    with ThreadPoolExecutor(1, "restore") as reader, ThreadPoolExecutor(1, "restore") as helper:
+        reading = [reader.submit(transfer.fetch, number) for number in range(min(1, len(plan.windows)))]
+        for number in range(len(plan.windows)):
             started = time.perf_counter()
             parts = reading.pop().result()
             if number + 1 < len(plan.windows):
-                reading.append(reader.submit(source.read, index.table, plan.rows[plan.windows[number + 1]]))
+                reading.append(reader.submit(transfer.fetch, number + 1))
             waited += time.perf_counter() - started
-            if len(parts) != window.stop - window.start:
-                raise InternalError(f"{len(parts)} chunks came back where {window.stop - window.start} were asked for")
-            attached.broken = f"a restore of step {index.step} ended midway"
-            put(window.start, plan.copies[number], parts)
+            attached.broken = midway
+            transfer.put(number, parts, helper)
     return waited
 
 
-def _writer(
-    table: ChunkTable, plan: RestorePlan, targets: Sequence[Target]
-) -> Callable[[int, slice, Sequence[Part]], None]:
-    """A function that copies a window's chunks to their targets."""
-    saved = {spec.name: spec for spec in table.specs}
-    address = np.zeros(len(targets), np.int64)
-    """Of targets that take bytes as they are: CPU, contiguous, the saved dtype. 0 for others."""
-    for number, target in enumerate(targets):
-        tensor = target.tensor
-        if tensor.device.type == "cpu" and tensor.is_contiguous() and _same_dtype(tensor, saved[target.name].dtype):
-            address[number] = tensor.data_ptr()
-    direct = plan.flat & (address[plan.target] != 0)
-    destination = address[plan.target] + plan.target_byte
-
-    def put(first_row: int, copies: slice, parts: Sequence[Part]) -> None:
-        arrays = [np.frombuffer(part, np.uint8) for part in parts]
-        base = np.fromiter((a.__array_interface__["data"][0] for a in arrays), np.int64, len(arrays))
-        position = plan.source[copies] - first_row
-        begin = base[position] + plan.source_byte[copies]
-        plain = direct[copies]
-        for to, start, size in zip(
-            destination[copies][plain].tolist(), begin[plain].tolist(), plan.nbytes[copies][plain].tolist()
-        ):
-            ctypes.memmove(to, start, size)
-        for copy in np.flatnonzero(~plain):
-            row = copies.start + int(copy)
-            target = targets[int(plan.target[row])]
-            table_row = int(plan.rows[plan.source[row]])
-            shape = table.box(table_row).shape
-            _put_region(plan, row, target, arrays[int(position[copy])], shape, saved[target.name].dtype)
-
-    return put
+def _move(
+    move: Callable[[int, int, int], object], destinations: list[int], sources: list[int], sizes: list[int]
+) -> None:
+    for destination, source, size in zip(destinations, sources, sizes):
+        move(destination, source, size)
 
 
 def _put_region(

@@ -119,7 +119,7 @@ def _describe_dtensor(name: str, tensor: Any, mesh: Mesh, rank: int) -> tuple[La
     for dim, (axis, placement) in enumerate(zip(axes, placements)):
         if isinstance(placement, Partial):
             raise CaptureError(
-                f"a DTensor with the placement {placement!r} on axis {axis!r} holds unreduced parts and cannot be saved",
+                f"a DTensor with the placement {placement!r} on axis {axis!r} holds unreduced parts",
                 name,
                 "redistribute it to Replicate() or Shard() first",
             )
