@@ -15,22 +15,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from elastic.errors import CommitRefused, CorruptSnapshot, InternalError, SnapshotError
+from elastic.errors import CorruptSnapshot, InternalError, SnapshotError
 from elastic.protocol.shares import ShareReport, SlotRef, StagedShare
 from elastic.snapshot.arena import ArenaPool
 from elastic.snapshot.assemble import index_of_headers
+from elastic.snapshot.attempts import AttemptBook
 from elastic.snapshot.checksum import DEFAULT_ALGORITHM, check_algorithm
 from elastic.snapshot.chunk_table import ChunkTable, table_of_pieces
 from elastic.snapshot.held_share import HeldShare, ShareHeader
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.manifest import FileRecord, SnapshotRef
-from elastic.snapshot.object_names import check_part, node_pack, parse_node_pack
+from elastic.snapshot.object_names import node_pack, parse_node_pack
 from elastic.snapshot.reader import SnapshotCatalog
 from elastic.snapshot.save_plan import SaveShare
 from elastic.snapshot.seal import digest_chunks, seal, table_digest
@@ -40,22 +40,10 @@ from elastic.storage.blob_store import BlobStore, Buffer
 
 KEPT_SLOTS = 2
 """Slots per share besides those in flight: the committed snapshot, and one for the live tier."""
-CACHED_PLANS = 64
+KEPT_PLANS = 256
 KEPT_UPLOADS = 2
 MAX_DEPTH = 16
 """A snapshot that would refer to one this deep is written in full."""
-
-
-@dataclass(slots=True)
-class _Attempt:
-    slots: dict[int, SlotRef] = field(default_factory=dict)
-    """Slots of shares that are opened and not yet sealed."""
-    replicas: dict[int, SlotRef] = field(default_factory=dict)
-    """Slots kept for shares that peers will send."""
-    shares: dict[int, HeldShare] = field(default_factory=dict)
-
-    def all_slots(self) -> list[SlotRef]:
-        return [*self.slots.values(), *self.replicas.values(), *(share.slot for share in self.shares.values())]
 
 
 class NodeTier:
@@ -73,11 +61,9 @@ class NodeTier:
         self.max_in_flight = max_in_flight
         self.arena = ArenaPool(directory)
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="seal")
-        self._attempts: dict[str, _Attempt] = {}
-        self._committed: str | None = None
-        self._lock = threading.RLock()
-        self._tables = lru_cache(CACHED_PLANS)(self._table_of_plan)
-        self._plans: dict[str, bytes] = {}
+        self._book = AttemptBook(self.arena)
+        self._lock = threading.Lock()
+        self._plans: dict[str, ChunkTable] = {}
         self._uploaded: dict[str, ChunkTable] = {}
         self._uploading: dict[str, dict[int, ShareHeader]] = {}
         """Headers of what was last brought to storage: its commit comes later than the next node snapshots."""
@@ -100,20 +86,7 @@ class NodeTier:
 
         ``replicas`` keeps slots for shares that peers will send. Opening the same attempt again gives the same slots.
         """
-        check_part(attempt)
-        wanted = [(rank, nbytes, False) for rank, nbytes in shares.items()]
-        wanted += [(rank, nbytes, True) for rank, nbytes in (replicas or {}).items()]
-        with self._lock:
-            if (known := self._attempts.get(attempt)) is not None:
-                return {rank: known.slots[rank] if rank in known.slots else known.shares[rank].slot for rank in shares}
-            opened = self._attempts[attempt] = _Attempt()
-        for rank, nbytes, is_replica in wanted:
-            slot = self.arena.take(nbytes)
-            if slot is None:
-                self.abandon(attempt, ranks_quiet=True)
-                return None
-            (opened.replicas if is_replica else opened.slots)[rank] = slot
-        return {rank: opened.slots[rank] for rank in shares}
+        return self._book.open(attempt, shares, replicas or {})
 
     def knows_plan(self, plan_key: str) -> bool:
         """Whether a ``StagedShare`` may leave its plan out."""
@@ -122,15 +95,8 @@ class NodeTier:
     def seal(self, staged: StagedShare) -> ShareReport:
         """Hash the share that a rank staged and hold it. Raises SnapshotError if the attempt is not open any more."""
         started = time.perf_counter()
-        if staged.plan is not None:
-            self._plans[staged.plan_key] = staged.plan
-        plan = self._plans.get(staged.plan_key)
-        if plan is None:
-            raise SnapshotError(
-                "the table of pieces is not known here", staged.plan_key, "send the plan with the share"
-            )
-        self._open_slot(staged)
-        pieces = self._tables(staged.plan_key)
+        pieces = self._table_of_plan(staged)
+        self._book.check_open(staged.attempt, staged.rank, staged.slot)
         if len(pieces) and int((pieces.byte_start + pieces.nbytes).max()) > staged.used_bytes:
             raise InternalError(f"rank {staged.rank} staged {staged.used_bytes} bytes, its plan needs more")
         with self.arena.holding(staged.slot) as data:
@@ -149,16 +115,15 @@ class NodeTier:
             dict(staged.parts_s),
             staged.ledger,
         )
-        with self._lock:
-            opened = self._open_slot(staged)
-            del opened.slots[staged.rank]
-            opened.shares[staged.rank] = HeldShare(header, staged.slot)
+        self._book.hold(HeldShare(header, staged.slot))
         return header.report({"hash": time.perf_counter() - started})
 
     def export_share(self, attempt: str, rank: int) -> tuple[bytes, memoryview]:
         """Header and bytes of a sealed share, for a peer. The bytes are those of the arena: keep the attempt, or
         ``pin`` it, until they are sent."""
-        share = self._share(attempt, rank)
+        share = self._book.shares(attempt).get(rank)
+        if share is None:
+            raise SnapshotError(f"the share of rank {rank} is not held on this node", f"attempt {attempt}")
         data = self.arena.view(share.slot)[: share.header.used_bytes]
         return share.header.to_bytes(), data.data.toreadonly()
 
@@ -172,8 +137,7 @@ class NodeTier:
         head = ShareHeader.from_bytes(header)
         if (head.attempt, head.rank) != (attempt, rank):
             raise InternalError(f"share {head.attempt}/{head.rank} was sent as {attempt}/{rank}")
-        check_part(attempt)
-        slot = self._replica_slot(attempt, rank, head.used_bytes)
+        slot = self._book.take_for_replica(attempt, rank, head.used_bytes)
         try:
             view = self.arena.view(slot)
             at = 0
@@ -187,14 +151,7 @@ class NodeTier:
         except BaseException:
             self.arena.release(slot)
             raise
-        with self._lock:
-            entry = self._attempts.get(attempt)
-            if entry is None:
-                self.arena.release(slot)
-                raise SnapshotError("the attempt was given up", attempt)
-            if (former := entry.shares.get(rank)) is not None:
-                self.arena.release(former.slot)
-            entry.shares[rank] = HeldShare(head, slot)
+        self._book.hold_replica(HeldShare(head, slot))
         return head.report({"replicate": time.perf_counter() - started})
 
     def commit(self, attempt: str) -> None:
@@ -202,19 +159,7 @@ class NodeTier:
 
         A node that holds no share of the attempt only gives the former back.
         """
-        with self._lock:
-            if attempt == self._committed:
-                return
-            entry = self._attempts.get(attempt)
-            if entry is not None and entry.slots:
-                raise CommitRefused(f"ranks {sorted(entry.slots)} are not sealed on this node", f"attempt {attempt}")
-            former, self._committed = self._committed, attempt
-            if entry is not None:
-                for slot in entry.replicas.values():
-                    self.arena.release(slot)
-                entry.replicas.clear()
-            if former is not None:
-                self._give_back(former)
+        self._book.commit(attempt)
 
     def abandon(self, attempt: str, *, ranks_quiet: bool = False) -> None:
         """Forget an attempt that is not committed. Unknown and committed attempts stay as they are.
@@ -222,18 +167,11 @@ class NodeTier:
         A rank that has not handed its share over may still be copying: unless ``ranks_quiet`` says that none does,
         its slot gets a new file, so that a late write lands nowhere.
         """
-        with self._lock:
-            if attempt == self._committed:
-                return
-            entry = self._attempts.get(attempt)
-            dirty = [] if ranks_quiet or entry is None else list(entry.slots.values())
-            self._give_back(attempt, keep=dirty)
-        for slot in dirty:
-            self.arena.renew(slot)
+        self._book.abandon(attempt, ranks_quiet)
 
     def abandon_open(self, *, ranks_quiet: bool = False) -> None:
         """Forget every attempt that is not committed: a new generation closes all that is open."""
-        for attempt in [name for name in list(self._attempts) if name != self._committed]:
+        for attempt in self._book.names(committed=False):
             self.abandon(attempt, ranks_quiet=ranks_quiet)
 
     # ---- what is held
@@ -241,21 +179,19 @@ class NodeTier:
     @property
     def committed(self) -> str | None:
         """The committed attempt, or None."""
-        return self._committed
+        return self._book.committed
 
     def held(self) -> dict[str, set[int]]:
         """Ranks whose shares of the committed attempt are here, own and replicas."""
-        with self._lock:
-            return {name: set(e.shares) for name, e in self._attempts.items() if name == self._committed and e.shares}
+        return {name: ranks for name, ranks in self._book.names(committed=True).items() if ranks}
 
     def pending(self) -> dict[str, set[int]]:
         """Ranks whose shares are sealed here, per attempt that is not committed. For a controller that comes back."""
-        with self._lock:
-            return {name: set(e.shares) for name, e in self._attempts.items() if name != self._committed}
+        return self._book.names(committed=False)
 
     def tables(self, attempt: str) -> dict[int, ChunkTable]:
         """The chunk table of every share of the committed attempt."""
-        return {rank: share.header.table for rank, share in self._readable(attempt).items()}
+        return {rank: share.header.table for rank, share in self._book.readable(attempt).items()}
 
     def headers(self, attempt: str, ranks: Sequence[int] | None = None) -> dict[int, bytes]:
         """Headers of the shares held here (all, or those of ``ranks``), for whoever assembles the index. Those of an
@@ -285,11 +221,7 @@ class NodeTier:
 
     def pin(self, attempt: str) -> dict[int, HeldShare]:
         """Hold the slots of all sealed shares of ``attempt``, until ``unpin`` is called with what this returns."""
-        with self._lock:
-            shares = dict(self._attempts[attempt].shares) if attempt in self._attempts else {}
-            for share in shares.values():
-                self.arena.hold(share.slot)
-            return shares
+        return self._book.pin(attempt)
 
     def unpin(self, shares: Mapping[int, HeldShare]) -> None:
         """Let go of what ``pin`` returned."""
@@ -306,7 +238,7 @@ class NodeTier:
         Not verified: whoever reads holds the checksums. Views of the arena: send them before the next commit, or pin.
         """
         attempt, rank = parse_node_pack(pack)
-        share = self._readable(attempt).get(rank)
+        share = self._book.readable(attempt).get(rank)
         if share is None:
             return None
         view = self.arena.view(share.slot).data.toreadonly()
@@ -315,7 +247,7 @@ class NodeTier:
     def source(self, attempt: str, peers: Sequence[tuple[str, Serve]] = (), twin: Copy | None = None) -> VerifiedSource:
         """Where the chunks of a committed attempt are read from: own memory, then ``peers`` (name and ``serve``) in
         order, then ``twin``, a durable copy (see ``TwinCopy``). For tables whose packs are those of the node tier."""
-        if attempt != self._committed:
+        if attempt != self._book.committed:
             raise SnapshotError("only a committed attempt can be read", f"attempt {attempt}")
         copies: list[Copy] = [ServedCopy("own node", self.serve)]
         copies += [ServedCopy(name, serve) for name, serve in peers]
@@ -329,7 +261,7 @@ class NodeTier:
         """The slot in which a pack of the committed attempt lies on this node: a rank maps it and copies straight from
         it. Byte ranges of the chunk table are those of the slot."""
         attempt, rank = parse_node_pack(pack)
-        share = self._readable(attempt).get(rank)
+        share = self._book.readable(attempt).get(rank)
         return None if share is None else share.slot
 
     # ---- durable storage
@@ -347,8 +279,8 @@ class NodeTier:
         parallel: int = PARALLEL_UPLOADS,
     ) -> list[FileRecord]:
         """Write the shares of ``ranks`` (all that are held) under ``prefix`` (see ``attempt_prefix``), as the
-        ``node``-th of the stores that do. Chunks that ``previous`` holds are referred
-        to, unless it is ``max_depth`` deep already.
+        ``node``-th of the stores that do. Chunks that ``previous`` holds are referred to,
+        unless it is ``max_depth`` deep already.
 
         The slots are held meanwhile, whatever is committed. Durable on return. Raises StorageError if a write failed,
         SnapshotError if a share is not held here.
@@ -390,58 +322,14 @@ class NodeTier:
     def close(self) -> None:
         """Give all memory back and remove the files."""
         self.threads.shutdown(wait=True)
-        with self._lock:
-            self._attempts.clear()
-            self._committed = None
+        self._book.clear()
         self.arena.close()
 
     # ---- bookkeeping
 
-    def _open_slot(self, staged: StagedShare) -> _Attempt:
-        with self._lock:
-            opened = self._attempts.get(staged.attempt)
-            if opened is None or opened.slots.get(staged.rank) != staged.slot:
-                raise SnapshotError(
-                    f"the share of rank {staged.rank} came after its attempt was given up", f"attempt {staged.attempt}"
-                )
-            return opened
-
-    def _replica_slot(self, attempt: str, rank: int, nbytes: int) -> SlotRef:
-        with self._lock:
-            entry = self._attempts.setdefault(attempt, _Attempt())
-            kept = entry.replicas.get(rank)
-            if kept is not None and kept.capacity_bytes >= nbytes:
-                return entry.replicas.pop(rank)
-        slot = self.arena.take(nbytes)
-        if slot is None:
-            raise SnapshotError(
-                f"no free arena slot for the replica of rank {rank}", str(self.arena.directory), "reserve more replicas"
-            )
-        return slot
-
-    def _give_back(self, attempt: str, keep: Sequence[SlotRef] = ()) -> None:
-        entry = self._attempts.pop(attempt, None)
-        for slot in entry.all_slots() if entry else ():
-            if slot not in keep:
-                self.arena.release(slot)
-
     def _headers(self, attempt: str) -> dict[int, ShareHeader]:
-        with self._lock:
-            shares = self._attempts[attempt].shares if attempt in self._attempts else {}
-            return self._uploading.get(attempt, {}) | {rank: share.header for rank, share in shares.items()}
-
-    def _share(self, attempt: str, rank: int) -> HeldShare:
-        with self._lock:
-            entry = self._attempts.get(attempt)
-            if entry is None or rank not in entry.shares:
-                raise SnapshotError(f"the share of rank {rank} is not held on this node", f"attempt {attempt}")
-            return entry.shares[rank]
-
-    def _readable(self, attempt: str) -> dict[int, HeldShare]:
-        with self._lock:
-            if attempt != self._committed or attempt not in self._attempts:
-                return {}
-            return dict(self._attempts[attempt].shares)
+        held = {rank: share.header for rank, share in self._book.shares(attempt).items()}
+        return self._uploading.get(attempt, {}) | held
 
     def _check_rows(self, table: ChunkTable, view: npt.NDArray[np.uint8]) -> None:
         found = digest_chunks(view, table.byte_start, table.nbytes, table.algorithm, self.threads)
@@ -449,6 +337,14 @@ class NodeTier:
         if wrong.any():
             raise CorruptSnapshot(f"damaged on the way: {table.describe(int(np.flatnonzero(wrong)[0]))}")
 
-    def _table_of_plan(self, plan_key: str) -> ChunkTable:
-        share = SaveShare.from_bytes(self._plans[plan_key])
-        return table_of_pieces(share.pieces, "unsealed", self.algorithm, share.aliases)
+    def _table_of_plan(self, staged: StagedShare) -> ChunkTable:
+        """The chunk table of a share before its pack has a name and its chunks have digests."""
+        if (known := self._plans.get(staged.plan_key)) is not None:
+            return known
+        if staged.plan is None:
+            raise SnapshotError("the table of pieces is not known", staged.plan_key, "send the plan with the share")
+        share = SaveShare.from_bytes(staged.plan)
+        table = table_of_pieces(share.pieces, "unsealed", self.algorithm, share.aliases)
+        with self._lock:
+            self._plans = dict([*self._plans.items(), (staged.plan_key, table)][-KEPT_PLANS:])
+        return table

@@ -218,6 +218,21 @@ def test_a_rank_that_still_copies_into_an_abandoned_slot_harms_nobody(maker: Sna
         maker.tier.seal(staged)
 
 
+def test_a_replica_that_comes_after_its_attempt_was_given_up_is_refused(maker: SnapshotMaker, peer: NodeTier) -> None:
+    attempt, _ = maker.take(1)
+    header, data = maker.tier.export_share(attempt, 0)
+    peer.abandon(attempt)
+    free = peer.arena.free_slots
+    with pytest.raises(SnapshotError, match="given up"):
+        peer.accept_share(attempt, 0, header, data)
+    with pytest.raises(SnapshotError, match="given up"):
+        peer.open_attempt(attempt, {0: 10})
+    with pytest.raises(SnapshotError, match="given up"):
+        peer.commit(attempt)
+    assert peer.arena.free_slots == free
+    assert peer.pending() == {}
+
+
 def test_a_commit_with_an_unsealed_share_is_refused(maker: SnapshotMaker) -> None:
     slots = maker.tier.open_attempt("g1-a", {0: 100})
     assert slots is not None

@@ -172,7 +172,6 @@ def test_never_fewer_than_one_restorable_snapshot(maker: SnapshotMaker) -> None:
     assert report.reasons[good.directory] == "the newest"
     # TRAPS 15: a rule that chooses an old one does not cost the newest.
     other = MemoryBlobs()
-    maker.number = 0
     refs = [maker.commit(other, step, metrics={"loss": float(step)}) for step in (1, 2, 3)]
     assert collect(other, RUN, best(1, "loss"), now_s=NOW, grace_s=0).keep == (refs[0], refs[2])
 
