@@ -16,10 +16,11 @@ from typing import Any
 from ray.exceptions import RayError
 
 from actors.node_store import Upload, versions
-from elastic.clock import now
+from elastic.clock import now, wall
 from elastic.errors import CommitUnknown, ElasticError
 from elastic.protocol.snapshot_round import RoundState
 from elastic.snapshot.manifest import SnapshotRef
+from elastic.snapshot.object_names import new_snapshot_id
 
 log = logging.getLogger("elastic.uploads")
 
@@ -91,9 +92,8 @@ class UploadShell:
     async def _perform(self, state: RoundState) -> SnapshotRef:
         stores = self._stores()
         owners = {rank: next(node for node in nodes if node in stores) for rank, nodes in state.places.items()}
-        upload = Upload(
-            state.attempt, secrets.token_hex(4), state.step, secrets.token_hex(16), versions(), self.previous
-        )
+        snapshot_id = new_snapshot_id(wall(), secrets.token_hex(4))
+        upload = Upload(state.attempt, snapshot_id, state.step, secrets.token_hex(16), versions(), self.previous)
         by_node: dict[str, list[int]] = {}
         for rank, node in owners.items():
             by_node.setdefault(node, []).append(rank)
