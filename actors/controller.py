@@ -247,7 +247,8 @@ class Controller:
                 local_rank=nodes[:rank].count(nodes[rank]),
                 local_world_size=nodes.count(nodes[rank]),
             )
-            self.members.ranks[name].begin.remote(order)
+            if name in self.members.ranks:  # else it just died, and the news is in the queue
+                self.members.ranks[name].begin.remote(order)
 
     def rank_said(self, member: str, event: RankEvent) -> None:
         """News of a rank, as events of the lifecycle."""
@@ -307,7 +308,9 @@ class Controller:
             purpose=command.purpose,
             stop=command.stop,
             generation=state.generation,
-            ranks={rank: self.members.ranks[name] for rank, name in enumerate(state.ranks)},
+            ranks={
+                rank: self.members.ranks[name] for rank, name in enumerate(state.ranks) if name in self.members.ranks
+            },
             nodes={rank: state.members[name].node for rank, name in enumerate(state.ranks)},
             stores=self.members.stores,
             peers=life.peers(state),
@@ -338,7 +341,7 @@ class Controller:
             log.warning("snapshot attempt %s (%s) was given up: %s", state.attempt, state.purpose, state.reason)
             self.journal.note("abandoned", attempt=state.attempt, purpose=state.purpose, reason=state.reason)
             self.chronicle.abandoned(state)
-            self.post(life.RoundAbandoned(at, state.generation, state.purpose, state.reason))
+            self.post(life.RoundAbandoned(at, state.generation, state.purpose, state.reason, state.confirmed))
             return
         report = self.chronicle.committed(state, at - self.rounds.started_at, at)
         self._node_commits += 1

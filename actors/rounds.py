@@ -171,7 +171,7 @@ class RoundShell:
         else:
             reached = await asyncio.gather(*(self._step_of(rank) for rank in self._ranks.values()))
             lead = 1 + math.ceil(LEAD_S / self._step_s) if self._step_s > 0 else 2
-            step = max(command.at_least, self._wanted_step, max(reached) + min(lead, 1000))
+            step = max(command.at_least, self._wanted_step, max(reached, default=-1) + min(lead, 1000))
         if self._still(state):
             self._feed(machine.BoundaryNamed(step))
 
@@ -189,7 +189,7 @@ class RoundShell:
             accepted, reached = await asyncio.wait_for(
                 _call(self._ranks[command.rank].propose.remote(state.generation, order)), CALL_TIMEOUT_S
             )
-        except (RayError, asyncio.TimeoutError) as error:
+        except (RayError, asyncio.TimeoutError, KeyError) as error:
             if self._still(state):
                 self._feed(machine.ShareFailed(command.rank, f"the rank does not answer: {type(error).__name__}"))
             return

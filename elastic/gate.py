@@ -44,7 +44,7 @@ class BoundaryGate:
         self._confirmed = False
         self._interrupted = False
         self._held_at: int | None = None
-        self._released = ""
+        self._released: set[str] = set()
         self._condition = threading.Condition()
 
     # --- the train thread --------------------------------------------------------------------------------------------
@@ -100,10 +100,12 @@ class BoundaryGate:
         An attempt that was released before its proposal came changes nothing: nobody would ever confirm it.
         """
         with self._condition:
+            if order.attempt in self._released:
+                return False, self.step
             self._order, self._confirmed, self._attention = order, False, True
             reached = self.step
             accepted = reached < order.step or (self._held_at == order.step and (order.held or order.stop))
-            if not accepted or order.attempt == self._released:
+            if not accepted:
                 self._order, self._attention = None, self._interrupted
             self._condition.notify_all()
             return accepted, reached
@@ -118,7 +120,7 @@ class BoundaryGate:
     def release(self, attempt: str) -> None:
         """Forget ``attempt``; a train thread that waits for it goes on. A hold goes on holding."""
         with self._condition:
-            self._released = attempt
+            self._released.add(attempt)
             if self._order is not None and self._order.attempt == attempt:
                 self._order, self._confirmed = None, False
                 self._condition.notify_all()

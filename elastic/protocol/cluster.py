@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from elastic.protocol.departures import lose, settle
+from elastic.protocol.departures import lose
 from elastic.protocol.endings import end_run
-from elastic.protocol.gathering import fill
 from elastic.protocol.membership import STARTING, WARM, Node
 from elastic.protocol.run_commands import EndRun, KillMember, StartStore
 from elastic.protocol.run_events import (
@@ -20,68 +19,99 @@ from elastic.protocol.run_events import (
     StoreLost,
     StoreReady,
 )
-from elastic.protocol.run_state import Outcome, RunState
+from elastic.protocol.run_state import Outcome, RunState, backoff_s
+
+SEAL_GRACE_S = 1.0
+"""How long a round may go on after a store was lost: its shares may all be sealed and lie with its peer."""
 
 
 def cluster_seen(state: RunState, event: ClusterSeen) -> Outcome:
     nodes = dict(state.nodes)
     commands: list[Any] = []
     for name, (capacity, domain) in event.nodes.items():
-        if name not in nodes:
-            nodes[name] = Node(name, capacity, domain=domain)
-            if capacity > 0:
-                commands.append(StartStore(name))
-        else:
-            nodes[name] = replace(nodes[name], capacity=capacity)
+        nodes[name] = replace(nodes.get(name, Node(name, capacity, domain=domain)), capacity=capacity)
+        if capacity > 0 and not nodes[name].store and f"store {name}" not in state.deadlines:
+            nodes[name] = replace(nodes[name], store="starting")
+            commands.append(StartStore(name))
     state = replace(state, nodes=nodes)
-    gone = [name for name in nodes if name not in event.nodes]
-    for name in gone:
-        state, more = store_lost(state, StoreLost(event.at, name, "the node left the cluster"))
+    for name in [name for name in nodes if name not in event.nodes]:
+        state, more = _memory_lost(state, name, event.at, "the node left the cluster")
+        state = replace(state, nodes={other: node for other, node in state.nodes.items() if other != name})
+        state = state.undue(f"store {name}")
         commands += more
-    state, more = fill(state, event.at)
-    return state, (*commands, *more)
+    return state, tuple(commands)
 
 
 def store_ready(state: RunState, event: StoreReady) -> Outcome:
-    if event.node not in state.nodes:
-        return state, ()
-    nodes = {**state.nodes, event.node: replace(state.nodes[event.node], store_ready=True)}
-    return fill(replace(state, nodes=nodes), event.at)
+    return _with_node(state, event.node, store="ready"), ()
 
 
 def store_lost(state: RunState, event: StoreLost) -> Outcome:
+    """Its memory is gone, and its ranks with it; the node stays, and its store is started again after a while."""
     if event.node not in state.nodes:
         return state, ()
-    nodes = {name: node for name, node in state.nodes.items() if name != event.node}
-    kept = tuple(snapshot.without(event.node) for snapshot in state.node_snapshots)
-    state = replace(state, nodes=nodes, node_snapshots=kept)
+    state, commands = _memory_lost(state, event.node, event.at, event.why)
+    failures = state.nodes[event.node].store_failures + 1
+    state = _with_node(state, event.node, store="", store_failures=failures)
+    return state.due(f"store {event.node}", event.at + backoff_s(failures, 0.5, 60.0)), commands
+
+
+def start_store(state: RunState, node: str) -> Outcome:
+    """The wait after the loss of a store is over."""
+    if node not in state.nodes or state.nodes[node].capacity <= 0:
+        return state, ()
+    return _with_node(state, node, store="starting"), (StartStore(node),)
+
+
+def _memory_lost(state: RunState, node: str, at: float, why: str) -> Outcome:
+    kept = tuple(snapshot.without(node) for snapshot in state.node_snapshots)
+    state = replace(state, node_snapshots=kept, nodes_lost=state.nodes_lost | {node})
+    if state.round_open and any(m.node == node and m.name in state.ranks for m in state.members.values()):
+        state = state.undue("seal").due("seal", at + SEAL_GRACE_S)
     commands: list[Any] = []
-    for member in [m for m in state.members.values() if m.node == event.node]:
-        state, more = lose(state, member.name, event.at, event.why, kind="node", step=-1)
-        commands += [KillMember(member.name, event.why), *more]
-    state, more = settle(state, event.at)
-    return state, (*commands, *more)
+    for member in [m for m in state.members.values() if m.node == node]:
+        state, more = lose(state, member.name, at, why, kind="node")
+        commands += [KillMember(member.name, why), *more]
+    return state, tuple(commands)
+
+
+def _with_node(state: RunState, name: str, **changes: Any) -> RunState:
+    if name not in state.nodes:
+        return state
+    return replace(state, nodes={**state.nodes, name: replace(state.nodes[name], **changes)})
 
 
 def member_ready(state: RunState, event: MemberReady) -> Outcome:
     member = state.members.get(event.member)
     if member is None or member.phase != STARTING:
         return state, ()
-    state = replace(state, members={**state.members, member.name: replace(member, phase=WARM)})
-    return fill(state, event.at)
+    members = {**state.members, member.name: replace(member, phase=WARM)}
+    return replace(state, members=members, start_failures=0), ()
 
 
 def member_lost(state: RunState, event: MemberLost) -> Outcome:
-    if event.member not in state.members:
+    """A member that dies while it starts is started again after a while, longer each time."""
+    member = state.members.get(event.member)
+    if member is None:
         return state, ()
-    state, commands = lose(state, event.member, event.at, event.why, kind="rank", step=event.step)
-    state, more = settle(state, event.at)
-    return state, (*commands, *more)
+    if member.phase == STARTING:
+        failures = state.start_failures + 1
+        state = replace(state, start_failures=failures).due("start", event.at + backoff_s(failures, 0.5, 60.0))
+    return lose(state, event.member, event.at, event.why, kind="rank", step=event.step)
 
 
 def entry_failed(state: RunState, event: EntryFailed) -> Outcome:
-    departure = Departure(event.member, 0, "error", -1, event.at, event.error, event.traceback, failure=event.failure)
-    return end_run(state, EndRun("failed", event.error, departure, kind="refused" if event.failure else "user"))
+    """At the start the run ends with the user's error. Later the same code runs elsewhere: it is the node's fault."""
+    if not state.ranks:
+        departure = Departure(
+            event.member, 0, "error", -1, event.at, event.error, event.traceback, failure=event.failure
+        )
+        return end_run(state, EndRun("failed", event.error, departure, kind="refused" if event.failure else "user"))
+    if event.member not in state.members:
+        return state, ()
+    state = _with_node(state, state.members[event.member].node, refused=True)
+    state, commands = lose(state, event.member, event.at, event.error, kind="rank")
+    return state, (KillMember(event.member, event.error), *commands)
 
 
 def node_refused(state: RunState, event: NodeRefused) -> Outcome:
@@ -89,7 +119,4 @@ def node_refused(state: RunState, event: NodeRefused) -> Outcome:
     if not state.ranks:
         departure = Departure("", 0, "refused", -1, event.at, str(event.error), failure=event.error)
         return end_run(state, EndRun("failed", str(event.error), departure, kind="refused"))
-    nodes = (
-        {**state.nodes, event.node: replace(state.nodes[event.node], capacity=0)} if event.node in state.nodes else {}
-    )
-    return replace(state, nodes=nodes or state.nodes), ()
+    return _with_node(state, event.node, store="refused"), ()

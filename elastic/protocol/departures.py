@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from elastic.protocol.endings import end_run, finished
-from elastic.protocol.gathering import fill
+from elastic.protocol.endings import end_run, failed_once_more, finished, released, stopped, user_error
 from elastic.protocol.incident import Incident
-from elastic.protocol.membership import UNWOUND, WARM
-from elastic.protocol.run_commands import CancelRound, EndRun, Interrupt, KillMember, MakeDurable, Probe
-from elastic.protocol.run_events import Departed, Departure, Tick
+from elastic.protocol.membership import UNWOUND
+from elastic.protocol.run_commands import CancelRound, EndRun, Interrupt, KillMember, Probe
+from elastic.protocol.run_events import Departed, Departure
 from elastic.protocol.run_state import (
-    ENDED,
     FINISHING,
     FORMING,
-    GATHERING,
     RUNNING,
     STOPPING,
     UNWINDING,
@@ -25,19 +22,16 @@ from elastic.protocol.run_state import (
 )
 from elastic.protocol.tiers import newest_restorable
 
+UNREADABLE_TRIES = 2
+"""A snapshot that could not be restored so often is not offered again. Once is not enough: a node that is lost while
+ranks read from it looks the same as a snapshot that is broken."""
 
-def lose(state: RunState, name: str, at: float, why: str, *, kind: str, step: int) -> Outcome:
-    """Take ``name`` out of the run; if it is in the living generation, that generation ends."""
-    member = state.members[name]
-    members = {other: m for other, m in state.members.items() if other != name}
-    state = replace(state, members=members, avoid=state.avoid | {member.node})
-    rank = state.rank_of(name)
-    if rank is None or state.phase in (GATHERING, ENDED) or state.departures.get(rank):
-        return state, ()
-    return _depart(state, Departure(name, rank, "lost", step, at, error=why), kind)
+_FAILED = ("lost", "error", "unreadable", "refused")
+_IN_GENERATION = (FORMING, RUNNING, STOPPING, UNWINDING, FINISHING)
 
 
 def departed(state: RunState, event: Departed) -> Outcome:
+    """A rank says how it left its train function."""
     departure = event.departure
     if event.generation != state.generation or state.rank_of(departure.member) != departure.rank:
         return state, ()
@@ -45,142 +39,149 @@ def departed(state: RunState, event: Departed) -> Outcome:
         return state, ()
     member = state.members[departure.member]
     state = replace(state, members={**state.members, member.name: replace(member, phase=UNWOUND)})
-    state, commands = _depart(state, departure, "error")
-    state, more = settle(state, event.at)
-    return state, (*commands, *more)
+    return depart(state, departure, "error")
 
 
-def _depart(state: RunState, departure: Departure, kind: str) -> Outcome:
-    """Note how a rank left. The first that leaves unasked opens an incident and ends the generation for all."""
-    state = replace(state, departures={**state.departures, departure.rank: departure})
-    if departure.cause == "finished":
+def lose(state: RunState, name: str, at: float, why: str, *, kind: str, step: int = -1) -> Outcome:
+    """Take ``name`` out of the run; if it is in the living generation, that generation ends."""
+    member = state.members[name]
+    members = {other: m for other, m in state.members.items() if other != name}
+    state = replace(state, members=members, avoid=state.avoid | {member.node})
+    rank = state.rank_of(name)
+    if rank is None or state.phase not in _IN_GENERATION or rank in state.departures:
         return state, ()
-    if departure.cause == "interrupted" and state.phase in (STOPPING, UNWINDING):
-        return replace(state, phase=UNWINDING, **_unwind_deadline(state, departure.at)), ()
-    incident = state.incident
-    if departure.cause in ("lost", "error", "unreadable"):
-        fresh = incident or Incident.opened(
-            kind=kind,
-            generation=state.generation,
-            world_size=len(state.ranks),
-            at=departure.at,
-            why=departure.error,
-            step=departure.step,
-        )
-        incident = fresh.also(kind, departure.step, departure.error if departure.cause == "lost" else "")
-    already = state.phase == UNWINDING
-    state = replace(state, phase=UNWINDING, incident=incident)
-    others = remaining(state)
+    return depart(state, Departure(name, rank, "lost", step, at, error=why), kind)
+
+
+def depart(state: RunState, departure: Departure, kind: str) -> Outcome:
+    """Note how a rank left. The first that leaves unasked ends the generation for all."""
+    failing = any(other.cause in _FAILED for other in state.departures.values())
+    state = replace(state, departures={**state.departures, departure.rank: departure})
+    at, cause, limits = departure.at, departure.cause, state.limits
+    if cause == "finished":
+        if departure.rank not in state.at_end and remaining(state) and state.phase != UNWINDING:
+            state = state.due("return", at + limits.unwind_timeout_s)
+        return state, ()
+    state = _note_incident(state, departure, kind)
+    if cause == "interrupted" and state.phase in (STOPPING, UNWINDING):
+        state = replace(state, phase=UNWINDING)
+        # While the round of the stop is open the others may still be on their way to its boundary.
+        return (state if state.round_open else _hurry(state, at)), ()
     commands: list[Any] = []
-    if not already:
-        state = replace(state, **_unwind_deadline(state, departure.at))
-        if state.round_open:
-            commands.append(CancelRound(f"the generation ended: {departure.error or departure.cause}"))
-        if others:
-            commands.append(Interrupt(others, state.generation))
-    if departure.collateral and others:
-        commands.append(Probe(others))
+    if not failing:
+        state, more = leave_all(state, at, f"the generation ended: {departure.error or cause}")
+        commands += more
+    if departure.collateral and remaining(state):
+        commands.append(Probe(remaining(state)))
     return state, tuple(commands)
 
 
-def _unwind_deadline(state: RunState, at: float) -> dict[str, Any]:
-    return {"deadline": at + state.limits.unwind_timeout_s, "deadline_for": "unwind"}
+def leave_all(state: RunState, at: float, why: str) -> Outcome:
+    """Everybody has to leave: the open round is given up, who is still in is interrupted and has so long for it."""
+    commands: list[Any] = []
+    if state.round_open:
+        commands.append(CancelRound(why))
+    rest = remaining(state)
+    if rest:
+        commands.append(Interrupt(rest, state.generation))
+    state = replace(state, phase=UNWINDING, round_cancelled=bool(state.round_open))
+    return _hurry(state.undue("form", "retry", "return"), at), tuple(commands)
 
 
-def settle(state: RunState, at: float) -> Outcome:
-    """When everybody is out, decide what comes next."""
-    all_out = bool(state.ranks) and len(state.departures) == len(state.ranks)
-    if (
-        state.phase in (RUNNING, FINISHING)
-        and all_out
-        and all(d.cause == "finished" for d in state.departures.values())
-    ):
-        return (state, ()) if state.round_open else finished(state)
-    if state.phase != UNWINDING or remaining(state):
-        return state, ()
-    if state.round_open and not any(d.cause in ("lost", "error") for d in state.departures.values()):
-        return state, ()  # a voluntary stop: its snapshot is still being sealed
-    state = replace(state, deadline=None, deadline_for="", round_open="")
-    causes = [state.departures[rank] for rank in sorted(state.departures)]
-    if state.incident:
-        state = replace(state, incident=state.incident.settled(at))
-    refused = next((d for d in causes if d.cause == "refused"), None)
-    if refused:
-        return end_run(state, EndRun("failed", refused.error, refused, kind="refused"))
-    unreadable = next((d for d in causes if d.cause == "unreadable"), None)
-    if unreadable:
-        state = _without_snapshot(state, state.restoring)
-        if newest_restorable(state.node_snapshots, state.remotes) is None:
-            return end_run(state, EndRun("failed", unreadable.error, unreadable, kind="refused"))
-    if state.stop_asked and not any(d.cause in ("lost", "error") for d in causes):
-        return replace(state, phase=FINISHING, ending=EndRun("stopped", "stopped as asked")), (MakeDurable(),)
-    own = sorted((d for d in causes if d.cause == "error" and not d.collateral), key=lambda d: d.at)
-    lost = [d for d in causes if d.cause == "lost"]
-    if own and not lost:
-        state, ended = _user_error(state, own[0])
-        if ended:
-            return end_run(state, ended)
-    elif lost or any(d.cause == "error" for d in causes):
-        count = state.failures_without_progress + 1
-        state = replace(state, failures_without_progress=count)
-        if count > state.limits.max_failures_without_progress:
-            why = (lost or [d for d in causes if d.error])[0].error
-            return end_run(
-                state,
-                EndRun(
-                    "failed", f"{count} failures in a row without a committed step, the last: {why}", kind="cluster"
-                ),
+def _hurry(state: RunState, at: float) -> RunState:
+    return state.due("unwind", at + state.limits.unwind_timeout_s) if remaining(state) else state
+
+
+def _note_incident(state: RunState, departure: Departure, kind: str) -> RunState:
+    """A failure opens an incident; every departure tells how far its rank had come."""
+    incident = state.incident
+    if departure.cause in ("lost", "error", "unreadable"):
+        if incident is None:
+            incident = Incident.opened(
+                kind=kind,
+                generation=state.generation,
+                world_size=len(state.ranks),
+                at=departure.at,
+                why=departure.error,
+                step=departure.step,
+                collateral=departure.collateral,
             )
-    state = replace(
-        state,
-        phase=GATHERING,
-        members={name: replace(m, phase=WARM) if m.phase == UNWOUND else m for name, m in state.members.items()},
-    )
-    return fill(state, at)
-
-
-def _user_error(state: RunState, departure: Departure) -> tuple[RunState, EndRun | None]:
-    """The user's own error: tried once more, unless it is the same at the same step, or there were too many."""
-    signature = (departure.error, departure.step)
-    if signature in state.user_errors:
-        reason = f"the same error at step {departure.step} twice" if departure.step >= 0 else "the same error twice"
-        return state, EndRun("failed", reason, departure, deterministic=True, kind="user")
-    state = replace(state, user_errors=(*state.user_errors, signature))
-    if len(state.user_errors) >= state.limits.max_user_errors:
-        reason = f"{len(state.user_errors)} errors of the train function"
-        return state, EndRun("failed", reason, departure, kind="user")
-    return state, None
-
-
-def _without_snapshot(state: RunState, attempt: str) -> RunState:
-    """The state without a snapshot that could not be restored: it is not offered again."""
-    return replace(
-        state,
-        node_snapshots=tuple(s for s in state.node_snapshots if s.attempt != attempt),
-        remotes=tuple(s for s in state.remotes if s.attempt != attempt),
-    )
-
-
-def tick(state: RunState, event: Tick) -> Outcome:
-    if state.deadline is None or event.at < state.deadline:
-        return state, ()
-    if state.phase == FORMING:
-        late = tuple(name for rank, name in enumerate(state.ranks) if rank not in state.entered)
-        return give_up_on(state, event.at, late, "did not reach its first boundary in time")
-    if state.phase == UNWINDING:
-        if state.round_open and not remaining(state):
-            return replace(state, deadline=None), (CancelRound("its shares were not sealed in time"),)
-        return give_up_on(state, event.at, remaining(state), "did not leave the train function in time")
-    return fill(state, event.at)
+        incident = incident.also(kind, departure.step, departure.error, collateral=departure.collateral)
+    elif incident is not None:
+        incident = incident.reached(departure.step)
+    return replace(state, incident=incident)
 
 
 def give_up_on(state: RunState, at: float, names: tuple[str, ...], why: str) -> Outcome:
     """Kill members that are too slow; they count as lost."""
-    state = replace(state, deadline=None, deadline_for="")
     commands: list[Any] = []
     for name in names:
         if name in state.members:
-            state, more = lose(state, name, at, why, kind="hang", step=-1)
+            state, more = lose(state, name, at, why, kind="hang")
             commands += [KillMember(name, why), *more]
-    state, more = settle(state, at)
-    return state, (*commands, *more)
+    return state, tuple(commands)
+
+
+def settle(state: RunState, at: float) -> Outcome:
+    """When everybody is out and no round is open, decide what comes next."""
+    if remaining(state):
+        return state, ()
+    state = state.undue("unwind", "form", "return")
+    if state.round_open:
+        # Sealing takes as long as replicas take; it comes to nothing only if a share was lost on its way to the store.
+        return state.due("seal", at + state.limits.form_timeout_s), ()
+    departures = [state.departures[rank] for rank in sorted(state.departures)]
+    if state.phase != UNWINDING:
+        return finished(state)
+    if state.incident:
+        state = replace(state, incident=state.incident.settled(at))
+    if state.stop_asked:
+        return stopped(state)
+    refused = next((d for d in departures if d.cause == "refused"), None)
+    if refused:
+        return end_run(state, EndRun("failed", refused.error, refused, kind="refused"))
+    lost = [d for d in departures if d.cause == "lost"]
+    own = sorted((d for d in departures if d.cause == "error" and not d.collateral), key=lambda d: d.at)
+    unreadable = next((d for d in departures if d.cause == "unreadable"), None)
+    others = [d for d in departures if d.cause == "error" and d.collateral]
+    ended: EndRun | None = None
+    if unreadable and not lost:
+        state, ended = _not_restored(state, unreadable)
+    if own and not lost and not ended:
+        state, ended = user_error(state, own)
+    elif not ended and not lost and not unreadable:
+        ended = parted(state)
+    if not ended and (lost or unreadable or (others and not own)):
+        state, ended = failed_once_more(state, (lost or [d for d in (unreadable, *others) if d])[0].error)
+    if ended:
+        return end_run(state, ended)
+    return released(state), ()
+
+
+def parted(state: RunState) -> EndRun | None:
+    """Whether some ranks returned in the middle while others went on: it would be the same the next time."""
+    left = state.departures
+    early = next((d for d in left.values() if d.cause == "finished" and d.rank not in state.at_end), None)
+    others = [rank for rank in range(len(state.ranks)) if rank not in left or left[rank].cause != "finished"]
+    if early is None or not others or any(d.cause in ("lost", "unreadable", "refused") for d in left.values()):
+        return None
+    error = f"it returned after step {early.step} while rank {others[0]} went on; all have to take the same steps"
+    return EndRun("failed", "the ranks parted", replace(early, error=error), deterministic=True, kind="user")
+
+
+def _not_restored(state: RunState, departure: Departure) -> tuple[RunState, EndRun | None]:
+    """Try a snapshot that could not be restored once more, then the next older one; without one the run ends."""
+    order = state.restoring
+    if order is None:
+        return state, None
+    times = state.unreadable.get(order.attempt, 0) + 1
+    state = replace(state, unreadable={**state.unreadable, order.attempt: times})
+    if times < UNREADABLE_TRIES:
+        return state, None
+    if order.node is not None:
+        state = replace(state, node_snapshots=tuple(s for s in state.node_snapshots if s.attempt != order.node.attempt))
+    if order.remote is not None:
+        state = replace(state, remotes=tuple(s for s in state.remotes if s.attempt != order.remote.attempt))
+    if newest_restorable(state.node_snapshots, state.remotes) is None:
+        return state, EndRun("failed", departure.error, departure, kind="refused")
+    return state, None

@@ -1,28 +1,92 @@
-"""How a run ends. Pure."""
+"""How a run ends: by finishing, by a stop, or for good because it cannot go on. Pure."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 
+from elastic.protocol.membership import UNWOUND, WARM
 from elastic.protocol.run_commands import EndRun, MakeDurable
-from elastic.protocol.run_events import UploadsIdle
-from elastic.protocol.run_state import ENDED, FINISHING, Outcome, RunState
+from elastic.protocol.run_events import Departure, UploadsIdle
+from elastic.protocol.run_state import ENDED, FINISHING, GATHERING, Outcome, RunState
+from elastic.protocol.tiers import newest_restorable
 
-
-def finished(state: RunState) -> Outcome:
-    ending = state.ending or EndRun("finished", "the train function returned on every rank")
-    return replace(state, phase=FINISHING, ending=ending), (MakeDurable(),)
-
-
-def uploads_idle(state: RunState, event: UploadsIdle) -> Outcome:
-    if state.ending is None:
-        return state, ()
-    ending = replace(
-        state.ending, reason=f"{state.ending.reason}; {event.reason}" if event.reason else state.ending.reason
-    )
-    return end_run(state, ending)
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 
 def end_run(state: RunState, ending: EndRun) -> Outcome:
     """The run is over; whoever performs EndRun ends every process, after the last of their news was heard."""
-    return replace(state, phase=ENDED, ending=ending, deadline=None, deadline_for=""), (ending,)
+    return replace(state, phase=ENDED, ending=ending, deadlines={}), (ending,)
+
+
+def finished(state: RunState) -> Outcome:
+    """Every rank returned: the run ends when its last snapshot is durable."""
+    reason = "the train function returned on every rank"
+    if len(state.at_end) < len(state.ranks):
+        newest = newest_restorable(state.node_snapshots, state.remotes)
+        kept = f"the newest snapshot is of step {newest.step}" if newest else "there is no snapshot"
+        reason = f"{reason} before the end of its steps; {kept}"
+    return replace(state, phase=FINISHING, ending=EndRun("finished", reason), deadlines={}), (MakeDurable(),)
+
+
+def stopped(state: RunState) -> Outcome:
+    """Everybody is out and a stop was asked: the run ends when its newest snapshot is durable."""
+    newest = newest_restorable(state.node_snapshots, state.remotes)
+    kept = newest.step if newest else 0
+    lost = max((departure.step for departure in state.departures.values()), default=0) - kept
+    reason = "stopped as asked"
+    if lost > 0:
+        reason = f"{reason}; {lost} step{'s' if lost > 1 else ''} after step {kept} could not be saved"
+    ending = EndRun("stopped", reason)
+    if not state.node_snapshots:
+        return end_run(state, ending)
+    return replace(state, phase=FINISHING, ending=ending, deadlines={}), (MakeDurable(),)
+
+
+def uploads_idle(state: RunState, event: UploadsIdle) -> Outcome:
+    """Durable, or not: then nobody is told that it is. What memory lost before it was durable is trained again."""
+    ending = state.ending
+    if ending is None:
+        return state, ()
+    if not event.reason:
+        return end_run(state, ending)
+    newest = newest_restorable(state.node_snapshots, state.remotes)
+    if newest is not None and newest.node is not None and newest.remote is None:
+        reason = f"{ending.reason}, but step {newest.step} is only in memory: {event.reason}"
+        return end_run(state, EndRun("failed", reason, kind="snapshot"))
+    if ending.status == "stopped" or (newest and newest.step >= max(state.at_end.values(), default=0)):
+        return end_run(state, replace(ending, reason=f"{ending.reason}; {event.reason}"))
+    state, ended = failed_once_more(replace(state, ending=None), "the last snapshot was lost before it was durable")
+    return end_run(state, ended) if ended else (released(state), ())
+
+
+def released(state: RunState) -> RunState:
+    """Everybody is out: the members are free for the next generation."""
+    members = {name: replace(m, phase=WARM) if m.phase == UNWOUND else m for name, m in state.members.items()}
+    return replace(state, phase=GATHERING, members=members)
+
+
+def failed_once_more(state: RunState, why: str, kind: str = "cluster") -> tuple[RunState, EndRun | None]:
+    """Counts a failure; too many in a row without a committed step in between end the run."""
+    count = state.failures_without_progress + 1
+    state = replace(state, failures_without_progress=count)
+    if count <= state.limits.max_failures_without_progress:
+        return state, None
+    reason = f"{count} failures in a row without a committed step, the last: {why}"
+    return state, EndRun("failed", reason, kind=kind)
+
+
+def user_error(state: RunState, errors: Sequence[Departure]) -> tuple[RunState, EndRun | None]:
+    """The user's own errors of one generation, first one first: tried once more, unless one of them was met before at
+    the same step, or there were too many."""
+    signatures = tuple((_ADDRESS.sub("0x…", departure.error), departure.step) for departure in errors)
+    for departure, signature in zip(errors, signatures):
+        if any(signature in met for met in state.user_errors):
+            reason = f"the same error at step {departure.step} twice" if departure.step >= 0 else "the same error twice"
+            return state, EndRun("failed", reason, departure, deterministic=True, kind="user")
+    state = replace(state, user_errors=(*state.user_errors, signatures))
+    times = len(state.user_errors)
+    if times >= state.limits.max_user_errors:
+        return state, EndRun("failed", f"{times} errors of the train function", errors[0], kind="user")
+    return state, None

@@ -25,22 +25,31 @@ class Incident:
     new_generation: int = -1
     new_world_size: int = 0
     restored_step: int = -1
+    collateral: bool = False
+    """``why`` only says that a peer went away."""
 
     @classmethod
-    def opened(cls, *, kind: str, generation: int, world_size: int, at: float, why: str, step: int) -> Incident:
+    def opened(
+        cls, *, kind: str, generation: int, world_size: int, at: float, why: str, step: int, collateral: bool = False
+    ) -> Incident:
         """The first sign of a failure."""
-        return cls(kind, generation, world_size, why, step, at)
+        return cls(kind, generation, world_size, why, step, at, collateral=collateral)
 
-    def also(self, kind: str, step: int, why: str) -> Incident:
-        """Another sign of the same failure: a loss explains the errors around it."""
+    def also(self, kind: str, step: int, why: str, *, collateral: bool = False) -> Incident:
+        """Another sign of the same failure: a loss explains the errors around it, an error those of its peers."""
         graver = ("error", "hang", "rank", "node")
         worse = graver.index(kind) > graver.index(self.kind)
+        told = worse or (self.collateral and not collateral)
         return replace(
-            self,
+            self.reached(step),
             kind=kind if worse else self.kind,
-            why=why if worse and why else self.why,
-            furthest_step=max(self.furthest_step, step),
+            why=why if told else self.why,
+            collateral=collateral if told else self.collateral,
         )
+
+    def reached(self, step: int) -> Incident:
+        """A rank had finished ``step`` steps when it left."""
+        return replace(self, furthest_step=max(self.furthest_step, step))
 
     def settled(self, at: float) -> Incident:
         """Everybody is out or gone."""

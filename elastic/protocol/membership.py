@@ -25,23 +25,40 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node: how many ranks of this run it can carry, whether its store is up, and the domain it fails with."""
+    """One node: how many ranks of this run it can carry, its store, and the domain it fails with."""
 
     name: str
     capacity: int
-    store_ready: bool = False
+    store: str = ""
+    """``starting``, ``ready``, ``refused`` (it cannot take part), or empty while there is none."""
     domain: str = ""
+    refused: bool = False
+    """The user's code could not be loaded here: it takes no new members."""
+    store_failures: int = 0
+    """Stores lost since a step was committed."""
+
+    @property
+    def store_ready(self) -> bool:
+        return self.store == "ready"
+
+    @property
+    def store_starting(self) -> bool:
+        return self.store == "starting"
 
 
 def choose_mesh(template: Mapping[str, int], low: int, high: int, have: int) -> tuple[Mesh | None, str]:
     """The largest mesh that ``have`` ranks can form within [low, high], and why."""
     mesh = largest(template, low, min(high, have)) if have >= low else None
     if mesh is None:
-        least = next((n for n in range(low, high + 1) if resolve(template, n)), low)
-        return None, f"{have} ranks are ready and the smallest mesh needs {least}"
+        return None, f"{have} ranks are ready and the smallest mesh needs {smallest(template, low, high)}"
     if mesh.world_size == have:
         return mesh, f"all {have} ready ranks form {mesh}"
     return mesh, f"{mesh} takes {mesh.world_size} of {have} ready ranks; at most {high} are wanted"
+
+
+def smallest(template: Mapping[str, int], low: int, high: int) -> int:
+    """The fewest ranks within [low, high] that form a mesh."""
+    return next((n for n in range(low, high + 1) if resolve(template, n)), low)
 
 
 def place_members(nodes: Iterable[Node], members: Iterable[Member], wanted: int, avoid: frozenset[str]) -> list[str]:
@@ -49,7 +66,7 @@ def place_members(nodes: Iterable[Node], members: Iterable[Member], wanted: int,
 
     A node without a ready store takes none: its ranks would have nowhere to stage.
     """
-    free = {node.name: node.capacity for node in nodes if node.store_ready and node.capacity > 0}
+    free = {node.name: node.capacity for node in nodes if node.store_ready and not node.refused}
     load = dict.fromkeys(free, 0)
     for member in members:
         if member.node in free:

@@ -152,6 +152,8 @@ class RoundAbandoned:
     generation: int
     purpose: str
     reason: str
+    confirmed: bool = True
+    """Ranks may have staged, and left the boundary."""
 
 
 @dataclass(frozen=True, slots=True)

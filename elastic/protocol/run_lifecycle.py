@@ -17,14 +17,19 @@ One number, the generation, only grows: whatever comes from an older one is igno
 stores. Every loss, error or voluntary stop goes through UNWINDING, where the run waits until each member of the
 generation has left its train function or is gone; only then is the next generation chosen.
 
-What is known lies in ``run_state``, what comes in in ``run_events``, what goes out in ``run_commands``. The decisions:
-``gathering`` (who trains next), ``boundaries`` (a generation at work), ``departures`` (how it ends), ``cluster``
-(nodes, stores, members), ``endings`` (the run is over). The table below says which event is legal when.
+What is known lies in ``run_state``, what comes in in ``run_events``, what goes out in ``run_commands``. What happens is
+noted in ``cluster`` (nodes, stores, members), ``boundaries`` (a generation at work) and ``departures`` (how it ends);
+``course`` decides what follows, with ``gathering`` (who trains next) and ``endings`` (the run is over). The table below
+says which event is legal when.
 """
 
 from __future__ import annotations
 
-from elastic.protocol import boundaries, cluster, departures, endings, gathering
+from collections.abc import Callable
+from typing import Any
+
+from elastic.protocol import boundaries, cluster, course, departures, endings
+from elastic.protocol.course import after
 from elastic.protocol.machine import Table, ignore
 from elastic.protocol.run_commands import (
     BeginGeneration,
@@ -72,6 +77,7 @@ from elastic.protocol.run_state import (
     STOPPING,
     UNWINDING,
     Limits,
+    Outcome,
     RunState,
     peers,
     resumed,
@@ -126,48 +132,39 @@ __all__ = [
 ]
 
 _ALL = (GATHERING, FORMING, RUNNING, STOPPING, UNWINDING, FINISHING)
-_IN_GENERATION = (FORMING, RUNNING, STOPPING, UNWINDING, FINISHING)
+_TRAINING = (FORMING, RUNNING, STOPPING)
+_RESTING = (GATHERING, UNWINDING, FINISHING)
+_IN_GENERATION = (*_TRAINING, UNWINDING, FINISHING)
+
+_ALWAYS: dict[type, Callable[[RunState, Any], Outcome]] = {
+    ClusterSeen: cluster.cluster_seen,
+    StoreReady: cluster.store_ready,
+    StoreLost: cluster.store_lost,
+    MemberReady: cluster.member_ready,
+    MemberLost: cluster.member_lost,
+    EntryFailed: cluster.entry_failed,
+    NodeRefused: cluster.node_refused,
+    Tick: course.tick,
+    ResizeAsked: course.resize_asked,
+    StopAsked: course.stop_asked,
+    RemoteCommitted: boundaries.remote_committed,
+    NodeCommitted: boundaries.node_committed,
+    RoundAbandoned: boundaries.round_abandoned,
+    UploadsIdle: endings.uploads_idle,
+}
 
 TABLE: Table[RunState] = {
-    **{(phase, ClusterSeen): cluster.cluster_seen for phase in _ALL},
-    **{(phase, StoreReady): cluster.store_ready for phase in _ALL},
-    **{(phase, StoreLost): cluster.store_lost for phase in _ALL},
-    **{(phase, MemberReady): cluster.member_ready for phase in _ALL},
-    **{(phase, MemberLost): cluster.member_lost for phase in _ALL},
-    **{(phase, EntryFailed): cluster.entry_failed for phase in _ALL},
-    **{(phase, NodeRefused): cluster.node_refused for phase in _ALL},
-    **{(phase, Tick): departures.tick for phase in _ALL},
-    **{(phase, RemoteCommitted): boundaries.remote_committed for phase in _ALL},
-    **{(phase, NodeCommitted): boundaries.node_committed for phase in _ALL},
-    **{(phase, RoundAbandoned): boundaries.round_abandoned for phase in _ALL},
-    **{(phase, UploadsIdle): endings.uploads_idle for phase in _ALL},
-    **{(phase, Departed): departures.departed for phase in _IN_GENERATION},
-    **{(phase, FirstStep): boundaries.first_step for phase in _IN_GENERATION},
-    (FORMING, Formed): boundaries.formed,
-    (FORMING, Entered): boundaries.entered,
-    (RUNNING, SnapshotDue): boundaries.snapshot_due,
-    (RUNNING, AtEnd): boundaries.at_end,
-    (STOPPING, AtEnd): boundaries.at_end,
-    **{(phase, ResizeAsked): gathering.resize_asked for phase in (GATHERING, RUNNING)},
-    **{(phase, ResizeAsked): gathering.resize_later for phase in (FORMING, STOPPING, UNWINDING, FINISHING)},
-    **{(phase, StopAsked): gathering.stop_asked for phase in (GATHERING, RUNNING)},
-    **{(phase, StopAsked): gathering.stop_later for phase in (FORMING, STOPPING, UNWINDING, FINISHING)},
-    # What a generation says after it ended says nothing any more.
-    **{
-        (phase, late): ignore
-        for phase in (GATHERING, UNWINDING, FINISHING, ENDED)
-        for late in (Formed, Entered, AtEnd)
-    },
-    **{(phase, Formed): ignore for phase in (RUNNING, STOPPING)},
-    **{(phase, Entered): ignore for phase in (RUNNING, STOPPING)},
-    (FORMING, AtEnd): boundaries.at_end,
-    **{(phase, SnapshotDue): ignore for phase in (GATHERING, FORMING, STOPPING, UNWINDING, FINISHING, ENDED)},
-    **{(phase, late): ignore for phase in (GATHERING, ENDED) for late in (Departed, FirstStep)},
-    **{
-        (ENDED, late): ignore
-        for late in (
-            ClusterSeen, EntryFailed, NodeRefused, StoreReady, StoreLost, MemberReady, MemberLost, Tick,
-            RemoteCommitted, NodeCommitted, RoundAbandoned, UploadsIdle, ResizeAsked, StopAsked,
-        )
-    },
-}  # fmt: skip
+    **{(phase, event): after(handler) for event, handler in _ALWAYS.items() for phase in _ALL},
+    **{(phase, Departed): after(departures.departed) for phase in _IN_GENERATION},
+    **{(phase, FirstStep): after(boundaries.first_step) for phase in _TRAINING},
+    **{(phase, AtEnd): after(boundaries.at_end) for phase in _TRAINING},
+    (FORMING, Formed): after(boundaries.formed),
+    (FORMING, Entered): after(boundaries.entered),
+    (RUNNING, SnapshotDue): after(boundaries.snapshot_due),
+    # What a generation says after it ended says nothing any more; nor does anything after the end of the run.
+    **{(phase, late): ignore for phase in (RUNNING, STOPPING) for late in (Formed, Entered)},
+    **{(phase, late): ignore for phase in _RESTING for late in (Formed, Entered, FirstStep, AtEnd)},
+    **{(phase, SnapshotDue): ignore for phase in (GATHERING, FORMING, STOPPING, UNWINDING, FINISHING)},
+    (GATHERING, Departed): ignore,
+    **{(ENDED, late): ignore for late in (*_ALWAYS, Departed, FirstStep, AtEnd, Formed, Entered, SnapshotDue)},
+}

@@ -11,7 +11,7 @@ from elastic.protocol.incident import Incident
 from elastic.protocol.membership import Member, Node, peer_of
 from elastic.protocol.run_commands import EndRun
 from elastic.protocol.run_events import Departure
-from elastic.protocol.tiers import NodeSnapshot, RemoteSnapshot
+from elastic.protocol.tiers import NodeSnapshot, RemoteSnapshot, RestoreOrder
 
 GATHERING, FORMING, RUNNING, STOPPING, UNWINDING = "gathering", "forming", "running", "stopping", "unwinding"
 FINISHING, ENDED = "finishing", "ended"
@@ -45,43 +45,69 @@ class RunState:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     members: Mapping[str, Member] = field(default_factory=dict)
     members_made: int = 0
+    start_failures: int = 0
+    """Members in a row that did not start."""
     ranks: tuple[str, ...] = ()
     """Members of the current or last generation, by rank."""
     mesh: Mesh | None = None
+    restoring: RestoreOrder | None = None
+    """What this generation restores; None: it begins afresh, and its ranks hold at the first boundary."""
     entered: Mapping[int, int] = field(default_factory=dict)
     """Share bytes of each rank that reached its first boundary."""
     at_end: Mapping[int, int] = field(default_factory=dict)
     """The step of each rank that reached the end of its steps."""
     departures: Mapping[int, Departure] = field(default_factory=dict)
     node_snapshots: tuple[NodeSnapshot, ...] = ()
+    """Committed in node memory: the newest, which is all that the stores keep."""
     remotes: tuple[RemoteSnapshot, ...] = ()
     """Committed in durable storage, newest first."""
-    restoring: str = ""
-    """Attempt that this generation restores from."""
+    unreadable: Mapping[str, int] = field(default_factory=dict)
+    """How often an attempt could not be restored."""
     round_open: str = ""
-    """Purpose of the snapshot round that is open, if any."""
+    """Purpose of the snapshot round that is open; its end, by commit or given up, is always told."""
+    round_cancelled: bool = False
+    first_round_due: bool = False
+    """The generation has not had its first round: the entry, or the one that makes it redundant again."""
+    round_failures: int = 0
+    """Rounds in a row that came to nothing and have to be tried again."""
+    nodes_lost: frozenset[str] = frozenset()
+    """Nodes whose memory was lost since the round was opened."""
     incident: Incident | None = None
     failures_without_progress: int = 0
-    user_errors: tuple[tuple[str, int], ...] = ()
+    user_errors: tuple[tuple[tuple[str, int], ...], ...] = ()
+    """Errors of the train function, with the steps finished before them, for each generation that ended with some and
+    that no commit has got past."""
     avoid: frozenset[str] = frozenset()
     """Nodes on which a member was lost; used last for new members until a step is committed."""
     stop_asked: bool = False
-    deadline: float | None = None
-    deadline_for: str = ""
-    final_tries: int = 0
+    deadlines: Mapping[str, float] = field(default_factory=dict)
+    """What is to happen when, by name: see ``course.tick``."""
     ending: EndRun | None = None
 
-    def member_of(self, rank: int) -> Member | None:
-        return self.members.get(self.ranks[rank])
+    @property
+    def deadline(self) -> float | None:
+        """When the next Tick is due, if nothing else happens."""
+        return min(self.deadlines.values(), default=None)
 
     def rank_of(self, member: str) -> int | None:
         return self.ranks.index(member) if member in self.ranks else None
+
+    def due(self, name: str, at: float) -> RunState:
+        """With a deadline; one of that name that is set already stays."""
+        return self if name in self.deadlines else replace(self, deadlines={**self.deadlines, name: at})
+
+    def undue(self, *names: str) -> RunState:
+        """Without these deadlines."""
+        if not any(name in self.deadlines for name in names):
+            return self
+        return replace(self, deadlines={name: at for name, at in self.deadlines.items() if name not in names})
 
 
 Outcome = tuple[RunState, tuple[Any, ...]]
 
 
 def rank_in_generation(state: RunState, event: Any) -> int | None:
+    """The rank that ``event`` is news of, or None if it comes from another generation."""
     return state.rank_of(event.member) if event.generation == state.generation else None
 
 
@@ -90,6 +116,11 @@ def remaining(state: RunState) -> tuple[str, ...]:
     return tuple(
         name for rank, name in enumerate(state.ranks) if rank not in state.departures and name in state.members
     )
+
+
+def backoff_s(failures: int, first_s: float, most_s: float) -> float:
+    """How long to wait after so many failures in a row: twice as long each time."""
+    return min(most_s, first_s * 2.0 ** min(30, failures - 1))
 
 
 def resumed(state: RunState, generation: int, remotes: tuple[RemoteSnapshot, ...]) -> RunState:

@@ -25,6 +25,9 @@ from elastic.protocol.shares import ShareReport, SlotRef
 
 OPENING, PROPOSED, SEALING, COMMITTED, ABANDONED = "opening", "proposed", "sealing", "committed", "abandoned"
 
+HELD = ("entry", "final")
+"""Purposes of rounds whose boundary every rank holds at: it cannot be named anew."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoundState:
@@ -45,6 +48,8 @@ class RoundState:
     slots: Mapping[int, SlotRef] = field(default_factory=dict)
     furthest: int = -1
     margin: int = 2
+    confirmed: bool = False
+    """The ranks were told to stage: some may have left the boundary."""
     answered: frozenset[int] = frozenset()
     passed: frozenset[int] = frozenset()
     reports: Mapping[int, ShareReport] = field(default_factory=dict)
@@ -237,9 +242,11 @@ def _answered(state: RoundState, rank: int, step: int, *, passed: bool) -> Outco
     )
     if state.answered != state.ranks:
         return state, ()
+    if state.passed and state.purpose in HELD:
+        return _abandon(state, f"ranks {sorted(state.passed)} are not at step {state.step} any more")
     if state.passed:
         return replace(state, margin=state.margin * 2), (NameBoundary(state.furthest + state.margin),)
-    return replace(state, phase=SEALING), (Confirm(state.attempt, state.step),)
+    return replace(state, phase=SEALING, confirmed=True), (Confirm(state.attempt, state.step),)
 
 
 def _sealed(state: RoundState, event: ShareSealed) -> Outcome:
