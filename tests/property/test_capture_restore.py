@@ -251,6 +251,45 @@ def test_a_damaged_chunk_in_the_first_window_touches_nothing(tier: NodeTier) -> 
     assert all(torch.equal(value, before[name]) for name, value in fresh["model"].state_dict().items())
 
 
+class ReadsInto:
+    """A source that counts what it puts straight into memory."""
+
+    def __init__(self, source, damaged: bool = False) -> None:
+        self.source, self.damaged, self.straight = source, damaged, 0
+
+    def read(self, table, rows):
+        return self.source.read(table, rows)
+
+    def read_into(self, table, rows, targets) -> None:
+        if self.damaged:
+            raise CorruptSnapshot("no good copy is left")
+        self.source.read_into(table, rows, targets)
+        self.straight += len(rows)
+
+
+def test_whole_chunks_of_a_large_state_are_read_straight_into_it(tier: NodeTier) -> None:
+    def model(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(300, 300), nn.Linear(500, 500).double(), nn.Linear(2, 2))
+
+    saved, fresh, cast, small = model(0), model(1), model(2).to(torch.bfloat16), model(3)
+    index, source = take_snapshot(tier, [Attached({"model": saved}, mesh_of(1), 0)])
+    counting = ReadsInto(source)
+    restore(Attached({"model": fresh}, mesh_of(1), 0), index, counting, window_bytes=500_000)
+    assert counting.straight == 2
+    assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), fresh.parameters()))
+    counting = ReadsInto(source)
+    restore(Attached({"model": cast}, mesh_of(1), 0), index, counting, "training", window_bytes=500_000)
+    assert counting.straight == 0
+    assert all(torch.equal(a.bfloat16(), b) for a, b in zip(saved.parameters(), cast.parameters()))
+    attached = Attached({"model": small}, mesh_of(1), 0)
+    with pytest.raises(CorruptSnapshot):
+        restore(attached, index, ReadsInto(source, damaged=True), window_bytes=500_000)
+    assert attached.broken is not None
+    restore(attached, index, ReadsInto(source, damaged=True))
+    assert attached.broken is None
+
+
 def test_names_do_not_depend_on_wrappers(tier: NodeTier) -> None:
     class Wrapper(nn.Module):
         def __init__(self, module: nn.Module) -> None:

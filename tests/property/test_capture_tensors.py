@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.simulated_ranks import mesh_of, take_snapshot
 from torch import nn
 
-from elastic.errors import CaptureError, SnapshotError
+from elastic.errors import CaptureError, ModelMismatch, SnapshotError
 from elastic.protocol.shares import PointInTime, SlotRef
 from elastic.snapshot.capture import Attached
 from elastic.snapshot.node_tier import NodeTier
@@ -163,6 +163,20 @@ def test_a_tie_that_the_new_model_lacks_still_fills_both_names(tier: NodeTier) -
     restore(Attached({"m": untied}, mesh_of(1), 0), index, source)
     assert torch.equal(untied.a, weight)
     assert torch.equal(untied.b, weight)
+
+
+def test_a_tie_that_the_snapshot_lacks_is_refused_when_strict_and_noted_otherwise(tier: NodeTier) -> None:
+    tied, untied = nn.Module(), nn.Module()
+    tied.a = nn.Parameter(torch.zeros(4, 4))
+    tied.register_parameter("b", tied.a)
+    untied.a, untied.b = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.full((4, 4), 2.0))
+    index, source = take_snapshot(tier, [Attached({"m": untied}, mesh_of(1), 0)])
+    with pytest.raises(ModelMismatch, match=r"m\.a and m\.b are tied here"):
+        restore(Attached({"m": tied}, mesh_of(1), 0), index, source)
+    report = restore(Attached({"m": tied}, mesh_of(1), 0), index, source, "training")
+    assert report.notes == ("m.a and m.b are tied here and not in the snapshot",)
+    assert tied.a is tied.b
+    assert torch.equal(tied.a, untied.a)
 
 
 def test_small_tensors_of_plain_objects_stay_apart_by_rank(tier: NodeTier) -> None:
