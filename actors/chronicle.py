@@ -124,6 +124,8 @@ class Chronicle:
             rto_s=incident.rto_s,
             split=incident.split(),
             at_s=incident.opened_at - (self._began_at or 0.0),
+            restored_from=self._generations[-1].restored_from if self._generations else "",
+            not_live=incident.not_live,
         )
         self._incidents.append(report)
         return report

@@ -38,7 +38,7 @@ from elastic.errors import ElasticError, InternalError
 from elastic.protocol import run_lifecycle as life
 from elastic.protocol.machine import Machine
 from elastic.protocol.run_lifecycle import Limits, RunState
-from elastic.protocol.snapshot_round import COMMITTED, RoundState
+from elastic.protocol.snapshot_round import COMMITTED, LIVE, RoundState
 from elastic.protocol.tiers import NodeSnapshot, RemoteSnapshot
 from elastic.result import Result
 from elastic.storage.blob_store import open_store
@@ -212,6 +212,8 @@ class Controller:
             self.members.probe(command.members)
         elif isinstance(command, life.StartRound):
             self._start_round(command)
+        elif isinstance(command, life.StartSalvage):
+            self._start_salvage(command)
         elif isinstance(command, life.CancelRound):
             self.rounds.cancel(command.reason)
         elif isinstance(command, life.EndRoundBeyond):
@@ -249,6 +251,8 @@ class Controller:
             )
             if name in self.members.ranks:  # else it just died, and the news is in the queue
                 self.members.ranks[name].begin.remote(order)
+        for name in set(self.members.ranks) - set(command.ranks):
+            self.members.ranks[name].forget.remote()
 
     def rank_said(self, member: str, event: RankEvent) -> None:
         """News of a rank, as events of the lifecycle."""
@@ -279,7 +283,10 @@ class Controller:
                 event.error,
                 event.traceback,
                 event.collateral,
-                event.failure,
+                live_bytes=event.live_bytes,
+                live_slack_bytes=event.live_slack_bytes,
+                live_reason=event.live_reason,
+                failure=event.failure,
             )
             self.post(life.Departed(at, generation, departure))
 
@@ -321,6 +328,27 @@ class Controller:
             step_s=self.chronicle.step_s,
         )
 
+    def _start_salvage(self, command: life.StartSalvage) -> None:
+        """A round of what survivors kept: they are numbered among themselves, since the others are gone."""
+        state = self.machine.state
+        names = dict(enumerate(state.ranks[rank] for rank in command.ranks))
+        kept = [state.departures[rank] for rank in command.ranks]
+        share = max(d.live_bytes for d in kept) // len(kept) + max(d.live_slack_bytes for d in kept)
+        self.rounds.start(
+            purpose=LIVE,
+            stop=False,
+            generation=state.generation,
+            ranks={place: self.members.ranks[name] for place, name in names.items() if name in self.members.ranks},
+            nodes={place: state.members[name].node for place, name in names.items()},
+            stores=self.members.stores,
+            peers=life.peers(state),
+            share_bytes=dict.fromkeys(names, share),
+            held_step=command.step,
+            committed_step=max((snapshot.step for snapshot in state.node_snapshots), default=0),
+            wanted_step=0,
+            step_s=self.chronicle.step_s,
+        )
+
     async def _before_commit(self, state: RoundState) -> None:
         """The ledger of the steps up to this snapshot is in the journal before the snapshot is readable."""
         ledger = [row for rank in sorted(state.reports) for row in state.reports[rank].ledger]
@@ -346,7 +374,8 @@ class Controller:
         report = self.chronicle.committed(state, at - self.rounds.started_at, at)
         self._node_commits += 1
         every = self.cadence.remote_every if self.cadence is not None else 1
-        due = state.purpose in ("entry", "final", "stop") or self._node_commits % every == 0
+        # The live tier is taken in the middle of a recovery; the next round makes it durable.
+        due = state.purpose in ("entry", "final", "stop") or (state.purpose != LIVE and self._node_commits % every == 0)
         uploading = self.uploads.committed(state, due=due)
         if self.cadence is not None:
             self.cadence.captured(at, state.step, report.stall_s, uploading)
@@ -354,7 +383,10 @@ class Controller:
             self.cadence.observe(Written(at, max(report.drain_s, 1e-6)))
         self.post(
             life.NodeCommitted(
-                at, state.generation, NodeSnapshot(state.attempt, state.step, state.places), state.purpose
+                at,
+                state.generation,
+                NodeSnapshot(state.attempt, state.step, state.places, live=state.purpose == LIVE),
+                state.purpose,
             )
         )
 

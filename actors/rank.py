@@ -72,8 +72,13 @@ class Rank:
         if generation == self._generation:
             self._gate.interrupt()
 
-    def salvage(self, generation: int, order: LiveOrder | None) -> None:
-        """Stage what was kept of the last boundary of ``generation``, or (None) let go of it."""
+    def forget(self) -> None:
+        """Let go of what was kept of the last boundary: the run goes on without this rank."""
+        if self._train is not None:
+            self._train.salvage_with(None)
+
+    def salvage(self, generation: int, order: LiveOrder) -> None:
+        """Stage a share of what was kept of the last boundary of ``generation``."""
         if generation == self._generation and self._train is not None:
             self._train.salvage_with(order)
 

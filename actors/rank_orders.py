@@ -70,6 +70,7 @@ class RankEvent:
     failure: ElasticError | None = None
     live_bytes: int = 0
     """For departed: bytes that the rank kept of boundary ``step``; 0 where it kept none, and ``live_reason`` why."""
+    live_slack_bytes: int = 0
     live_reason: str = ""
     samples: int = 0
     metrics: tuple[tuple[int, float, dict[str, float]], ...] = ()

@@ -15,6 +15,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from actors.node_store import StoreEvent
+from actors.rank_orders import LiveOrder
 from elastic.clock import now
 from elastic.gate import Order
 from elastic.protocol import snapshot_round as machine
@@ -26,6 +27,7 @@ log = logging.getLogger("elastic.rounds")
 LEAD_S = 0.03
 """A boundary is named so far ahead that the proposal reaches every rank before it."""
 CALL_TIMEOUT_S = 30.0
+COMMIT_TIMEOUT_S = 2.0
 
 
 class RoundShell:
@@ -74,7 +76,18 @@ class RoundShell:
         self._held_step, self._wanted_step, self._step_s = held_step, wanted_step, step_s
         self._committed_step = committed_step
         self.started_at = now()
-        state, commands = machine.begin(RoundState(attempt, purpose, generation, stop, nodes, peers, share_bytes))
+        state, commands = machine.begin(
+            RoundState(
+                attempt,
+                purpose,
+                generation,
+                stop,
+                nodes,
+                peers,
+                share_bytes,
+                step=held_step if held_step is not None else -1,
+            )
+        )
         self._machine = Machine("snapshot round", machine.TABLE, state)
         self._perform(commands)
 
@@ -113,9 +126,17 @@ class RoundShell:
             self._do(state, command)
 
     async def _commit(self, state: RoundState, commands: tuple[Any, ...]) -> None:
+        """Journal, then the stores, and only when they have answered the run hears of it: whoever is told to restore
+        the snapshot finds it readable. A store that does not answer is lost, and its replica serves."""
         await self._before_commit(state)
         for command in commands:
-            self._do(state, command)
+            if isinstance(command, machine.CommitNodeTier):
+                told = [asyncio.ensure_future(_call(s.commit.remote(command.attempt))) for s in self._stores.values()]
+                done, _ = await asyncio.wait(told, timeout=COMMIT_TIMEOUT_S) if told else (set(), None)
+                for answer in done:
+                    answer.exception()
+            else:
+                self._do(state, command)
 
     def _do(self, state: RoundState, command: Any) -> None:
         if isinstance(command, machine.OpenSlots):
@@ -124,15 +145,16 @@ class RoundShell:
             self._spawn(self._name_boundary(state, command))
         elif isinstance(command, machine.Propose):
             self._spawn(self._propose(state, command))
+        elif isinstance(command, machine.StageLive):
+            live = LiveOrder(command.attempt, command.slot, command.rank, len(state.nodes))
+            if command.rank in self._ranks:  # else it just died, and the news is in the queue
+                self._ranks[command.rank].salvage.remote(state.generation, live)
         elif isinstance(command, machine.Confirm):
             for rank in self._ranks.values():
                 rank.confirm.remote(state.generation, command.attempt, command.step)
         elif isinstance(command, machine.ReleaseRanks):
             for rank in self._ranks.values():
                 rank.release.remote(state.generation, command.attempt)
-        elif isinstance(command, machine.CommitNodeTier):
-            for store in self._stores.values():
-                store.commit.remote(command.attempt)
         elif isinstance(command, machine.AbandonShares):
             for store in self._stores.values():
                 store.abandon.remote(command.attempt)

@@ -151,6 +151,7 @@ class TrainThread:
                     samples=self._samples,
                     metrics=self._rows,
                     live_bytes=kept.nbytes if kept else 0,
+                    live_slack_bytes=kept.slack_bytes if kept else 0,
                     live_reason=self._live_reason,
                 )
             )

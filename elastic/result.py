@@ -23,13 +23,13 @@ class GenerationReport:
     began_at_s: float
     restored_step: int = 0
     restored_from: str = ""
-    """``node``, ``remote``, or empty for a fresh start."""
+    """``live``, ``node``, ``remote``, or empty for a fresh start."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentReport:
-    """One failure and the way back. ``split`` holds the parts of ``rto_s``: detect, place, decide, form, restore and
-    first step, each in seconds; times count from the first sign of the failure in the run."""
+    """One failure and the way back. ``split`` holds the parts of ``rto_s``: detect, salvage, place, decide, form,
+    restore and first step, each in seconds; times count from the first sign of the failure in the run."""
 
     kind: str
     """``rank``, ``node``, ``hang`` or ``error``."""
@@ -44,6 +44,10 @@ class IncidentReport:
     rto_s: float
     split: dict[str, float] = field(default_factory=dict)
     at_s: float = 0.0
+    restored_from: str = ""
+    """``live``, ``node`` or ``remote``."""
+    not_live: str = ""
+    """Why the survivors' own state was not taken."""
 
 
 @dataclass(frozen=True, slots=True)

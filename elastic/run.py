@@ -183,11 +183,8 @@ class Run:
             raise ConfigError("attach", None, "call run.attach(model=..., optimizer=...) before run.steps")
         if loader is None and until_step is None:
             raise ConfigError("until_step", None, "give run.steps a loader that ends, or until_step")
-        if loader is not None:
-            if loader is not self._loader:
-                raise ConfigError(
-                    "loader", "not attached", "pass the loader to run.attach as well: its cursor is state"
-                )
+        if loader is not None and loader is not self._loader:
+            raise ConfigError("loader", "not attached", "pass the loader to run.attach as well: its cursor is state")
         return self._steps(loader, until_step)
 
     def _steps(self, loader: ElasticLoader | None, until_step: int | None) -> Iterator[Batch | None]:

@@ -8,7 +8,7 @@ from typing import Any
 from elastic.protocol.endings import end_run, failed_once_more, finished, released, stopped, user_error
 from elastic.protocol.incident import Incident
 from elastic.protocol.membership import UNWOUND
-from elastic.protocol.run_commands import CancelRound, EndRun, Interrupt, KillMember, Probe
+from elastic.protocol.run_commands import CancelRound, EndRun, Interrupt, KillMember, Probe, StartSalvage
 from elastic.protocol.run_events import Departed, Departure
 from elastic.protocol.run_state import (
     FINISHING,
@@ -48,6 +48,8 @@ def lose(state: RunState, name: str, at: float, why: str, *, kind: str, step: in
     members = {other: m for other, m in state.members.items() if other != name}
     state = replace(state, members=members, avoid=state.avoid | {member.node})
     rank = state.rank_of(name)
+    if state.round_open == "live" and rank in (state.salvage or ()) and not state.round_cancelled:
+        return replace(state, round_cancelled=True), (CancelRound(f"a survivor was lost: {why}"),)
     if rank is None or state.phase not in _IN_GENERATION or rank in state.departures:
         return state, ()
     return depart(state, Departure(name, rank, "lost", step, at, error=why), kind)
@@ -135,6 +137,12 @@ def settle(state: RunState, at: float) -> Outcome:
         return finished(state)
     if state.incident:
         state = replace(state, incident=state.incident.settled(at))
+    if state.salvage is None:
+        state, commands = _take_live_tier(state)
+        if commands:
+            return state, commands
+    elif state.salvage and state.incident and state.incident.salvaged_at < state.incident.settled_at:
+        state = replace(state, incident=state.incident.salvaged(at))
     if state.stop_asked:
         return stopped(state)
     refused = next((d for d in departures if d.cause == "refused"), None)
@@ -156,6 +164,32 @@ def settle(state: RunState, at: float) -> Outcome:
     if ended:
         return end_run(state, ended)
     return released(state), ()
+
+
+def _take_live_tier(state: RunState) -> Outcome:
+    """If survivors hold a later boundary than any snapshot, and can prove it, it becomes one before anything else.
+
+    A step counts if who stands there covers everything: the last step that any survivor of replicated state finished.
+    """
+    kept = [d for d in state.departures.values() if d.live_bytes and _stages(state, d.member)]
+    newest = newest_restorable(state.node_snapshots, state.remotes)
+    step = max((d.step for d in kept), default=-1)
+    chosen = tuple(sorted(d.rank for d in kept if d.step == step))
+    if kept and (newest is None or newest.step < step):
+        state = replace(state, salvage=chosen, round_open="live", round_cancelled=False, nodes_lost=frozenset())
+        return state, (StartSalvage(chosen, step),)
+    state = replace(state, salvage=())
+    if state.incident and not kept:
+        told = sorted({d.live_reason for d in state.departures.values() if d.live_reason})
+        reason = "; ".join(told) or "no rank survived with its state"
+        state = replace(state, incident=replace(state.incident, not_live=reason))
+    return state, ()
+
+
+def _stages(state: RunState, name: str) -> bool:
+    """Whether the member lives and has a store to stage into."""
+    member = state.members.get(name)
+    return member is not None and member.node in state.nodes and state.nodes[member.node].store_ready
 
 
 def parted(state: RunState) -> EndRun | None:

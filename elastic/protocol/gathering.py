@@ -92,6 +92,7 @@ def gather(state: RunState, at: float) -> Outcome:
         restoring=restore,
         first_round_due=False,
         round_failures=0,
+        salvage=None,
         incident=state.incident.begun(at, generation, mesh.world_size) if state.incident else None,
     ).undue("cluster", "more", "retry")
     state = state.due("form", at + limits.form_timeout_s)

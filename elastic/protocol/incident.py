@@ -25,6 +25,10 @@ class Incident:
     new_generation: int = -1
     new_world_size: int = 0
     restored_step: int = -1
+    salvaged_at: float = -1.0
+    """When the live tier was taken, or given up."""
+    not_live: str = ""
+    """Why the live tier was not taken."""
     collateral: bool = False
     """``why`` only says that a peer went away."""
 
@@ -54,6 +58,10 @@ class Incident:
     def settled(self, at: float) -> Incident:
         """Everybody is out or gone."""
         return self if self.settled_at >= 0 and self.begun_at < 0 else replace(self, settled_at=at)
+
+    def salvaged(self, at: float) -> Incident:
+        """The live tier was taken, or came to nothing."""
+        return replace(self, salvaged_at=at)
 
     def begun(self, at: float, generation: int, world_size: int) -> Incident:
         """The next generation begins; a failure while it forms begins another one within the same incident."""
@@ -86,11 +94,13 @@ class Incident:
     def split(self) -> dict[str, float]:
         """Seconds of each part, in order: they add up to ``rto_s``.
 
-        detect: first sign to everybody out or gone; place: waiting for members; decide: journal and orders to the
-        ranks; form: process groups; restore: building the model and restoring it; first step: that step.
+        detect: first sign to everybody out or gone; salvage: taking the live tier; place: waiting for members; decide:
+        journal and orders to the ranks; form: process groups; restore: building the model and restoring it; first
+        step: that step.
         """
         marks = [
             ("detect_s", self.settled_at),
+            ("salvage_s", self.salvaged_at),
             ("place_s", self.begun_at),
             ("decide_s", self.received_at),
             ("form_s", self.formed_at),

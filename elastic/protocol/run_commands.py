@@ -64,6 +64,14 @@ class StartRound:
 
 
 @dataclass(frozen=True, slots=True)
+class StartSalvage:
+    """Open a round of what these ranks, which have left, kept of boundary ``step``: the live tier."""
+
+    ranks: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class CancelRound:
     reason: str
 

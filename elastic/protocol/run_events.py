@@ -24,6 +24,12 @@ class Departure:
     traceback: str = ""
     collateral: bool = False
     """The error only says that a peer went away."""
+    live_bytes: int = 0
+    """What the rank kept of boundary ``step``, which it can prove to hold; 0 where it kept nothing."""
+    live_slack_bytes: int = 0
+    """By how much an even share of it may be exceeded."""
+    live_reason: str = ""
+    """Why nothing was kept."""
     failure: ElasticError | None = None
     """For ``refused`` and ``unreadable``: the error itself."""
 

@@ -43,6 +43,7 @@ from elastic.protocol.run_commands import (
     Probe,
     StartMember,
     StartRound,
+    StartSalvage,
     StartStore,
 )
 from elastic.protocol.run_events import (
@@ -121,6 +122,7 @@ __all__ = [
     "SnapshotDue",
     "StartMember",
     "StartRound",
+    "StartSalvage",
     "StartStore",
     "StopAsked",
     "StoreLost",

@@ -70,6 +70,8 @@ class RunState:
     """The generation has not had its first round: the entry, or the one that makes it redundant again."""
     round_failures: int = 0
     """Rounds in a row that came to nothing and have to be tried again."""
+    salvage: tuple[int, ...] | None = None
+    """Ranks of which the live tier is, or was, taken after this generation; None until that is decided."""
     nodes_lost: frozenset[str] = frozenset()
     """Nodes whose memory was lost since the round was opened."""
     incident: Incident | None = None

@@ -9,6 +9,9 @@ not reached it accepts and will wait there for the confirmation; if one has pass
 one, which also releases the others. With ``stop`` the ranks leave the train function at that boundary, so a resize
 loses no step.
 
+A round of the live tier (purpose ``live``) skips PROPOSED: its ranks are survivors of a failure, numbered among
+themselves, that have left and hold still.
+
 Nothing is read before COMMITTED. An attempt that is abandoned never commits later: late reports are refused.
 """
 
@@ -23,6 +26,7 @@ from elastic.protocol.commit import commit_check
 from elastic.protocol.machine import Table, ignore
 from elastic.protocol.shares import ShareReport, SlotRef
 
+LIVE = "live"
 OPENING, PROPOSED, SEALING, COMMITTED, ABANDONED = "opening", "proposed", "sealing", "committed", "abandoned"
 
 HELD = ("entry", "final")
@@ -35,7 +39,7 @@ class RoundState:
 
     attempt: str
     purpose: str
-    """``entry``, ``periodic``, ``redundancy``, ``grow``, ``shrink``, ``stop`` or ``final``."""
+    """``entry``, ``periodic``, ``redundancy``, ``grow``, ``shrink``, ``stop``, ``final`` or ``live``."""
     generation: int
     stop: bool
     nodes: Mapping[int, str]
@@ -162,6 +166,15 @@ class Propose:
 
 
 @dataclass(frozen=True, slots=True)
+class StageLive:
+    """To a survivor that has left: stage share ``rank`` of what it kept of its last boundary."""
+
+    rank: int
+    attempt: str
+    slot: SlotRef
+
+
+@dataclass(frozen=True, slots=True)
 class Confirm:
     """To every rank: at the agreed step, stage; and leave if the round says stop."""
 
@@ -214,6 +227,11 @@ def _opened(state: RoundState, event: SlotsOpened) -> Outcome:
     state = replace(state, slots={**state.slots, **event.slots})
     if len(state.slots) < len(state.nodes):
         return state, ()
+    if state.purpose == LIVE:
+        # Nobody trains: the boundary is the one that the survivors stand at.
+        return replace(state, phase=SEALING, confirmed=True), tuple(
+            StageLive(rank, state.attempt, state.slots[rank]) for rank in sorted(state.ranks)
+        )
     return state, (NameBoundary(state.furthest + 1),)
 
 

@@ -13,6 +13,8 @@ class NodeSnapshot:
     attempt: str
     step: int
     places: Mapping[int, tuple[str, ...]]
+    live: bool = False
+    """Taken after a failure, of what the survivors still held."""
 
     @property
     def complete(self) -> bool:
@@ -44,7 +46,7 @@ class RestoreOrder:
 
     @property
     def tier(self) -> str:
-        return "node" if self.node else "remote"
+        return "remote" if self.node is None else "live" if self.node.live else "node"
 
     @property
     def attempt(self) -> str:
@@ -60,7 +62,8 @@ def newest_restorable(snapshots: Sequence[NodeSnapshot], remotes: Sequence[Remot
     remote = max(remotes, key=lambda s: s.step, default=None)
     if complete and (remote is None or complete.step >= remote.step):
         same = next((r for r in remotes if r.attempt == complete.attempt), None)
-        return RestoreOrder(complete.step, complete, same, f"node memory holds all of step {complete.step}")
+        where = "the survivors still held" if complete.live else "node memory holds"
+        return RestoreOrder(complete.step, complete, same, f"{where} all of step {complete.step}")
     if remote is None:
         return None
     if newest is None:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from elastic.errors import SnapshotError
 from elastic.mesh import Mesh
-from elastic.protocol.shares import PointInTime, SlotRef, StagedShare
+from elastic.protocol.shares import ALIGNMENT_BYTES, PointInTime, SlotRef, StagedShare
 from elastic.snapshot.capture import Attached, Captured
 from elastic.snapshot.component import OBJECT, SCALER, SCHEDULER, Component
 from elastic.snapshot.module_state import ModuleState
@@ -83,8 +83,7 @@ class BoundaryGuard:
         held = {buffer.data_ptr() for buffer in self._buffers}
         found = [p for module in self._modules for p in module.parameters()]
         for optimizer in self._optimizers:
-            for state in optimizer.state.values():
-                found += [value for value in state.values() if isinstance(value, torch.Tensor)]
+            found.extend(v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor))
         stride = -(-len(found) // MOST_COUNTED) or 1
         self._counted = [tensor for tensor in found if tensor.data_ptr() not in held][::stride]
         self._state_sizes = sizes
@@ -137,7 +136,11 @@ class Salvage:
 
     def __init__(self, captured: Captured, point: PointInTime, ledger: tuple[str, ...]) -> None:
         self.captured, self.point, self.ledger = captured, point, ledger
-        self.nbytes = sum(found.tensor.nbytes for found in captured.tensors)
+        tensors = [found.tensor for found in captured.tensors]
+        self.nbytes = sum(tensor.nbytes for tensor in tensors)
+        row = max((tensor.nbytes // max(1, tensor.shape[0]) for tensor in tensors if tensor.dim()), default=0)
+        self.slack_bytes = 2 * row + (len(tensors) + 1) * ALIGNMENT_BYTES
+        """By how much one share of so many equal ones may exceed an even part."""
 
     @staticmethod
     def of(

@@ -255,6 +255,8 @@ class Run:
                 self.later(1.0, self._probe, member)
         elif isinstance(command, life.StartRound):
             self._start_round(command)
+        elif isinstance(command, life.StartSalvage):
+            self._start_salvage(command)
         elif isinstance(command, life.CancelRound):
             if self._round_open():
                 self._feed(rounds.RoundCancelled(command.reason))
@@ -697,11 +699,22 @@ class Run:
         generation, step = rank.order[0].generation, rank.step
         rank.in_group = cause == "finished" and rank.in_group
         rank.returned = cause == "finished"
+        stood = cause in ("error", "interrupted") and rank.at not in ("meeting", "building")
+        kept = 100 if stood and self.random.random() < 0.8 else 0
 
         def make(at: float) -> Any:
             found = self.machine.state.rank_of(rank.name)
             departure = life.Departure(
-                rank.name, -1 if found is None else found, cause, step, at, error, "", collateral, failure
+                rank.name,
+                -1 if found is None else found,
+                cause,
+                step,
+                at,
+                error,
+                "",
+                collateral,
+                live_bytes=kept,
+                failure=failure,
             )
             return life.Departed(at, generation, departure)
 
@@ -742,6 +755,41 @@ class Run:
         )
         self.round = Machine("round", rounds.TABLE, begun)
         self._do_round(commands)
+
+    def _start_salvage(self, command: life.StartSalvage) -> None:
+        """A round of survivors that hold still, numbered among themselves."""
+        state = self.machine.state
+        names = dict(enumerate(state.ranks[rank] for rank in command.ranks))
+        for rank in command.ranks:
+            if state.departures[rank].step != command.step or not state.departures[rank].live_bytes:
+                self.broken(f"rank {rank} does not stand at step {command.step}")
+        self.attempts += 1
+        self.round_at = {
+            "held": command.step,
+            "ranks": {place: self.controller_ranks.get(name) for place, name in names.items()},
+            "told": False,
+        }
+        nodes = {place: state.members[name].node for place, name in names.items()}
+        begun, commands = rounds.begin(
+            rounds.RoundState(
+                f"a{self.attempts}",
+                rounds.LIVE,
+                state.generation,
+                False,
+                nodes,
+                life.peers(state),
+                dict.fromkeys(names, 100),
+                step=command.step,
+            )
+        )
+        self.round = Machine("round", rounds.TABLE, begun)
+        self._do_round(commands)
+
+    def _stage_live(self, rank: RankProcess, state: rounds.RoundState, place: int) -> None:
+        store = rank.node.store
+        if rank.alive and store is not None and store.alive:
+            fails = self.random.random() < self.trouble.seals_failed
+            self.later(self.latency(), self._seal, store, state.attempt, place, state.step, state.generation, fails)
 
     def _feed(self, event: Any) -> None:
         assert self.round is not None
@@ -792,6 +840,9 @@ class Run:
                 return
             self.tell(rank, self._propose, rank, state, command)
             self.later(30.0, self._no_answer, rank, state, command)
+        elif isinstance(command, rounds.StageLive):
+            if (rank := ranks.get(command.rank)) is not None:
+                self.tell(rank, self._stage_live, rank, state, command.rank)
         elif isinstance(command, rounds.Confirm):
             for rank in ranks.values():
                 self.tell(rank, self._confirm, rank, state.generation, command)
@@ -800,7 +851,7 @@ class Run:
                 self.tell(rank, self._release, rank, state.generation, command)
         elif isinstance(command, rounds.CommitNodeTier):
             for store in list(self.controller_stores.values()):
-                self.later(min(0.05, self.latency()), self._store_commit, store, command.attempt)
+                self._store_commit(store, command.attempt)  # the run hears of it when they have answered
         elif isinstance(command, rounds.AbandonShares):
             self.round_ended.add(command.attempt)
             for store in list(self.controller_stores.values()):
