@@ -127,6 +127,9 @@ class TrainThread:
         elif torch.cuda.is_available():
             torch.cuda.init()
         self._entry = spec.entry.load()
+        # What is loaded now stays; a collection after each generation has only the generation's objects to look at.
+        gc.collect()
+        gc.freeze()
         threading.Thread(target=self._loop, name="train", daemon=True).start()
 
     def begin(self, order: GenerationOrder, gate: BoundaryGate) -> None:
