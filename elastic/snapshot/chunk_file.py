@@ -140,6 +140,8 @@ def spec_columns(table: ChunkTable) -> tuple[np.ndarray[Any, Any], np.ndarray[An
     """(shape [tensors, d] padded with 1, itemsize [tensors]) of the table's tensors."""
     dims = table.offset.shape[1]
     whole = np.ones((len(table.specs), dims), np.int64)
-    for i, spec in enumerate(table.specs):
-        whole[i, : len(spec.shape)] = spec.shape
+    ranks = np.array([len(spec.shape) for spec in table.specs], np.int64)
+    for rank in np.unique(ranks).tolist():
+        rows = np.flatnonzero(ranks == rank)
+        whole[rows, :rank] = np.array([table.specs[i].shape for i in rows.tolist()], np.int64).reshape(-1, rank)
     return whole, np.array([spec.itemsize for spec in table.specs], np.int64)

@@ -94,6 +94,8 @@ class ChunkTable:
         about a tensor's dtype or shape, about an alias, or use different checksums."""
         if not tables:
             raise ValueError("no tables")
+        if len(tables) == 1:
+            return tables[0]
         algorithms = {table.algorithm for table in tables}
         if len(algorithms) > 1:
             raise CorruptSnapshot(f"chunk tables use different checksums: {', '.join(sorted(algorithms))}")
