@@ -9,8 +9,8 @@ import json
 from typing import Any
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from elastic.errors import CorruptSnapshot, StorageError
 from elastic.snapshot.checksum import algorithm_named
@@ -143,5 +143,5 @@ def spec_columns(table: ChunkTable) -> tuple[np.ndarray[Any, Any], np.ndarray[An
     ranks = np.array([len(spec.shape) for spec in table.specs], np.int64)
     for rank in np.unique(ranks).tolist():
         rows = np.flatnonzero(ranks == rank)
-        whole[rows, :rank] = np.array([table.specs[i].shape for i in rows.tolist()], np.int64).reshape(-1, rank)
+        whole[rows, :rank] = np.array([table.specs[i].shape for i in rows.tolist()], np.int64).reshape(len(rows), rank)
     return whole, np.array([spec.itemsize for spec in table.specs], np.int64)

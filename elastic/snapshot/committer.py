@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from elastic.errors import CommitRefused, StorageError
 from elastic.protocol.commit import commit_check

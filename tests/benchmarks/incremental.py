@@ -3,10 +3,10 @@
     python tests/benchmarks/incremental.py [--quick] [--json] [--repeats 5] [--shape mid] [--dir DIR]
 
 ``uploaded_over_changed``: bytes of the new packs over bytes of the tensors that changed, with 1, 10 and 50 % of the
-tensors changed (the largest of the three ratios). ``unchanged_speedup``: seconds of a full durable save over seconds of one
-in which nothing changed, counted from the node snapshot on (upload with fsync, commit); making the node snapshot takes
-its copy and its hash whatever has changed. ``unchanged_total_speedup`` counts these too. DCP, which has no incremental save, stands beside it. With
-``--json`` one object on the last line.
+tensors changed (the largest of the three ratios). ``unchanged_speedup``: seconds of a full durable save over seconds of
+one in which nothing changed, counted from the node snapshot on (upload with fsync, commit); making the node snapshot
+takes its copy and its hash whatever has changed. ``unchanged_total_speedup`` counts these too. DCP, which has no
+incremental save, stands beside it. With ``--json`` one object on the last line.
 """
 
 from __future__ import annotations
