@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from actors.node_store import arena_path
 from elastic.errors import ClusterError
 
 QUIET = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+CONNECT_TIMEOUT_S = 5.0
 OUR_PACKAGES = ("elastic", "actors", "policies")
 NEVER_SHIPPED = (".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 
@@ -27,11 +29,28 @@ NEVER_SHIPPED = (".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_
 def connect(address: str, runtime_env: Mapping[str, Any] | None = None) -> None:
     """Connect to the cluster at ``address`` (``auto``: the one on this machine). Raises ClusterError."""
     env = dict(runtime_env) if runtime_env else None
+    _check_answers(address)
     try:
         ray.init(address=address, runtime_env=env, **QUIET)
     except Exception as error:  # Ray raises a dozen types here, some of them bare
         raise ClusterError(
             f"cannot connect to the cluster at {address!r}: {_first_line(error)}", _cure(error)
+        ) from None
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself asks a dead address again for a quarter of an hour."""
+    host, _, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
+    if not port.isdigit():
+        if address != "auto":
+            raise ClusterError(f"{address!r} is no address of a cluster", "use HOST:PORT, or auto")
+        return
+    try:
+        socket.create_connection((host.strip("[]") or "localhost", int(port)), CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ClusterError(
+            f"no cluster answers at {address!r} ({reason})", "check the address, and that the cluster is up"
         ) from None
 
 
