@@ -29,6 +29,11 @@ NEVER_SHIPPED = (".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_
 def connect(address: str, runtime_env: Mapping[str, Any] | None = None) -> None:
     """Connect to the cluster at ``address`` (``auto``: the one on this machine). Raises ClusterError."""
     env = dict(runtime_env) if runtime_env else None
+    if address == "auto":
+        found = local_clusters()
+        if not found:
+            raise ClusterError("no cluster is running on this machine", "name the cluster with --address")
+        address = found[0]
     _check_answers(address)
     try:
         ray.init(address=address, runtime_env=env, **QUIET)
@@ -38,13 +43,30 @@ def connect(address: str, runtime_env: Mapping[str, Any] | None = None) -> None:
         ) from None
 
 
+def local_clusters() -> list[str]:
+    """The addresses of the clusters on this machine that answer, as Ray finds them; the one it would choose first."""
+    from ray._private import services
+
+    services.find_gcs_addresses.cache_clear()
+    chosen = services.get_ray_address_from_environment("auto", None)
+    found = dict.fromkeys([*([chosen] if chosen else []), *sorted(services.find_gcs_addresses())])
+    return [address for address in found if answers(address)]
+
+
+def answers(address: str) -> bool:
+    """Whether something listens at ``address``."""
+    try:
+        _check_answers(address)
+    except ClusterError:
+        return False
+    return True
+
+
 def _check_answers(address: str) -> None:
     """Ray itself asks a dead address again for a quarter of an hour."""
     host, _, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
     if not port.isdigit():
-        if address != "auto":
-            raise ClusterError(f"{address!r} is no address of a cluster", "use HOST:PORT, or auto")
-        return
+        raise ClusterError(f"{address!r} is no address of a cluster", "use HOST:PORT, or auto")
     try:
         socket.create_connection((host.strip("[]") or "localhost", int(port)), CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:

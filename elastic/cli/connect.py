@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastic._siblings import sibling
 from elastic.cli.local_runs import local_runs
@@ -49,39 +49,39 @@ def is_here(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def connected(address: str | None, run: str | None = None) -> Iterator[None]:
-    """Connect to ``address``; without one to the local cluster that ``run`` is in, or else to the one Ray finds.
+def run_handle(address: str | None, run: str | None) -> Iterator[RunHandle]:
+    """The run under way on the cluster at ``address``; without one, in whichever cluster of this machine has it.
 
-    Raises ClusterError if there is none."""
-    chosen = address or _local_address(run) or "auto"
+    Without a name it is the only run there. Raises ClusterError if there is none, or more than one to choose from."""
     if not address or is_here(address):
         use_local_token()
     connection = sibling("actors.connection")
-    try:
-        connection.connect(chosen)
-    except ClusterError:
-        if address:
-            raise
-        raise ClusterError(
-            "no cluster is running on this machine", "name the cluster with --address, or start the run"
-        ) from None
-    try:
-        yield
-    finally:
-        connection.disconnect()
+    places = [address] if address else _local_places(run, connection)
+    for place in places:
+        connection.connect(place)
+        try:
+            try:
+                handle = _find(run)
+            except ClusterError:
+                if place == places[-1]:
+                    raise
+                continue
+            yield handle
+            return
+        finally:
+            connection.disconnect()
 
 
-def _local_address(run: str | None) -> str:
-    for record in local_runs():
-        if run is None or record.run == run:
-            return record.address
-    return ""
+def _local_places(run: str | None, connection: Any) -> list[str]:
+    """Where to look, the likeliest first."""
+    announced = [record.address for record in local_runs() if run in (None, record.run)]
+    places = [place for place in announced if connection.answers(place)] or connection.local_clusters()
+    if not places:
+        raise ClusterError("no cluster is running on this machine", "name the cluster with --address, or start the run")
+    return list(dict.fromkeys(places))
 
 
-def find_run(run: str | None) -> RunHandle:
-    """The handle of the run under way on the connected cluster; without a name that of the only one.
-
-    Raises ClusterError if there is none, or more than one to choose from."""
+def _find(run: str | None) -> RunHandle:
     launch = sibling("actors.launch")
     if run is None:
         names = launch.running()

@@ -59,9 +59,7 @@ class Story:
         if self._kill == "node":
             processes = self._cluster.kill_node(node)
             told.killed = f"node {node[:12]}"
-            note(
-                f"KILLED node {node[:12]} at step {before['step']}: SIGKILL to {count(processes, 'process')}, memory gone"
-            )
+            note(f"KILLED node {node[:12]} at step {before['step']}: SIGKILL to its {processes} processes, memory gone")
         else:
             pid = self._cluster.kill_rank(node)
             told.killed = f"rank process {pid}"

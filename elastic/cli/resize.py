@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from elastic.cli.connect import connected, find_run
+from elastic.cli.connect import run_handle
 from elastic.cli.output import command, count, print_json
 from elastic.errors import ConfigError
 
@@ -25,8 +25,7 @@ def resize(
     """Ask for ``workers`` ranks; the run takes as many of them as its mesh and the cluster allow."""
     if workers < 1:
         raise ConfigError("N", workers, "a run needs at least one rank; to end it: elastic stop")
-    with connected(address, run):
-        handle = find_run(run)
+    with run_handle(address, run) as handle:
         now = handle.status()
         wanted = handle.resize(workers)
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import signal
 import sys
 import traceback
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from elastic.result import Result
 
 POLL_S = 0.25
+_LOADING = re.compile(r"actors.entry\.py$|elastic.cli.run\.py$|^<frozen ")
 
 _SIZE, _SNAPSHOTS, _WHERE = "Size", "Snapshots", "Where"
 
@@ -102,7 +104,7 @@ def run(
         address=address,
     )
     if detach and not settings.address:
-        raise ConfigError("--detach", None, "needs --address: a local cluster ends with this command")
+        raise ConfigError("--detach", True, "needs --address: a local cluster ends with this command")
     settings = replace(settings, target=_placed(settings.target, bool(settings.address)))
     _load(settings.target)
     if settings.address:
@@ -146,8 +148,15 @@ def _load(target: str) -> None:
         raise
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        where = "".join(traceback.format_exception(type(error), error, error.__traceback__.tb_next))  # type: ignore[union-attr]
-        raise TrainingFailed(0, -1, text, where, "while its module was loaded") from None
+        raise TrainingFailed(0, -1, text, _their_traceback(error), "while its module was loaded") from None
+
+
+def _their_traceback(error: BaseException) -> str:
+    """The traceback from the user's file on: how we came to load it is no news to them."""
+    frames = traceback.TracebackException.from_exception(error)
+    first = next((i for i, frame in enumerate(frames.stack) if not _LOADING.search(frame.filename)), len(frames.stack))
+    frames.stack = traceback.StackSummary.from_list(list(frames.stack)[first:])
+    return "".join(frames.format())
 
 
 def _locally(settings: RunSettings) -> tuple[Result | None, bool]:
@@ -218,18 +227,23 @@ def _launch(settings: RunSettings, runtime_env: dict[str, Any] | None) -> RunHan
 def show(settings: RunSettings) -> Iterator[PlainProgress]:
     """The display of a run, after a line that says what begins and where."""
     # Ray prints what happens to its nodes to stdout, which is for the answer.
+    resumes = _resumes(settings)
     with contextlib.redirect_stdout(sys.stderr), progress(settings.run.name) as display:
-        display.note(f"run {settings.run.name!r} in {settings.run.storage_path}{_resumes(settings)}")
+        display.note(f"run {settings.run.name!r} in {settings.run.storage_path}{resumes}")
         yield display
 
 
 def _resumes(settings: RunSettings) -> str:
-    """From which step the run goes on, as far as this machine can see its storage."""
+    """From which step the run goes on. A storage that this machine cannot use is refused before anything is started,
+    unless the run is on other machines, which may see it."""
     from elastic.snapshot.reader import SnapshotCatalog
     from elastic.storage.blob_store import open_store
 
+    store = open_store(settings.run.storage_path)
     try:
-        refs = SnapshotCatalog(open_store(settings.run.storage_path), settings.run.name).list()
+        if not settings.address:
+            store.check()
+        refs = SnapshotCatalog(store, settings.run.name).list()
     except ElasticError:
         if settings.address:
             return ""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elastic.cli.connect import connected, find_run
+from elastic.cli.connect import run_handle
 from elastic.cli.local_runs import local_runs
 from elastic.cli.output import command, count, number, print_json, seconds
 from elastic.cli.progress import figures, told
@@ -30,8 +30,8 @@ def status(
 ) -> None:
     """The live run; without a controller what storage tells."""
     try:
-        with connected(address, run):
-            now = find_run(run).status()
+        with run_handle(address, run) as handle:
+            now = handle.status()
     except ClusterError:
         known = absolute(storage) if storage else _storage_of(run)
         if not known:
@@ -51,7 +51,7 @@ def _storage_of(run: str | None) -> str:
 
 def lines(now: dict[str, Any]) -> list[str]:
     """A live run, in words."""
-    found = [f"run {now['run']!r} is {_phase(now)}, after {seconds(now['wall_s'])}"]
+    found = [f"run {now['run']!r}: {_phase(now)}, after {seconds(now['wall_s'])}"]
     found += [f"  {name}: {value}" for name, value in figures(now)]
     if now["mesh"]:
         found.append(f"  mesh: {now['mesh']} on {count(len({m['node'] for m in now['members'].values()}), 'node')}")
@@ -84,7 +84,7 @@ def show_stored(storage: str, run: str | None, as_json: bool) -> None:
         return
     ended = f"{history.ended} ({history.reason})" if history.ended else "not answering, and never said that it ended"
     ago = f", last heard of {seconds(max(0.0, time.time() - history.last_word_at_s))} ago"
-    print(f"run {run!r} is {ended}{ago if history.last_word_at_s else ''}")
+    print(f"run {run!r}: {ended}{ago if history.last_word_at_s else ''}")
     print(f"  step: {history.step:,}")
     for name, value in history.metrics.items():
         print(f"  {name}: {number(value)}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from elastic.cli.connect import connected, find_run
+from elastic.cli.connect import run_handle
 from elastic.cli.output import command, print_json
 from elastic.cli.summary import summary
 from elastic.errors import ClusterError
@@ -24,8 +24,7 @@ def stop(
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
 ) -> None:
     """Stop the run and wait until it has ended. Starting it again under its name resumes it."""
-    with connected(address, run):
-        handle = find_run(run)
+    with run_handle(address, run) as handle:
         handle.stop()
         result = handle.poll(timeout_s)
     if result is None:
