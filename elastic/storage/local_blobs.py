@@ -113,7 +113,7 @@ class LocalBlobs(BlobStore):
                 with self._synced_lock:
                     self._synced.discard(directory)
 
-    def _make_directory(self, directory: str) -> None:
+    def _make_directory(self, directory: str, tries: int = 50) -> None:
         """Make ``directory`` and sync every level above it that is new or that this process never synced."""
         with self._synced_lock:
             if directory in self._synced:
@@ -129,10 +129,12 @@ class LocalBlobs(BlobStore):
                 if not os.path.isdir(directory):
                     raise NotADirectoryError(errno.ENOTDIR, "a file has this name", directory) from None
             except FileNotFoundError:
-                # Pruned above us between the two calls.
+                # Pruned above us between the two calls; or a file system as /proc, which says so of any new name.
+                if not tries:
+                    raise PermissionError(errno.EPERM, "no directory can be made here", directory) from None
                 with self._synced_lock:
                     self._synced.discard(above)
-                return self._make_directory(directory)
+                return self._make_directory(directory, tries - 1)
             _sync_directory(above)
         with self._synced_lock:
             self._synced.add(directory)
