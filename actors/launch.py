@@ -110,6 +110,7 @@ def launch(
         entry.load()
     if not ray.is_initialized():
         ray.init(namespace=NAMESPACE, include_dashboard=False, log_to_driver=False)
+    runtime_env = {**(runtime_env or {}), **(run.worker_runtime_env or {})} or None
     spec = ControllerSpec(scaling, run, entry, config, runtime_env)
     try:
         controller = ControllerActor.options(

@@ -189,6 +189,8 @@ class RunConfig(_Config):
     storage_path: str
     snapshots: SnapshotConfig = SnapshotConfig()
     failures: FailureConfig = FailureConfig()
+    worker_runtime_env: Mapping[str, Any] | None = None
+    """Ray's ``runtime_env`` for the run's own processes, where they need more than the cluster's: ``env_vars``, say."""
     seed: int = 0
     """Seeds the derived generators of every rank."""
 

@@ -91,9 +91,8 @@ class BoundaryGuard:
     def _look(self) -> list[Any]:
         """What is neither counted nor kept and must not move within a step before the optimizer does."""
         seen: list[Any] = [scheduler.value.last_epoch for scheduler in self._schedulers]  # type: ignore[attr-defined]
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                seen.append([value for name, value in group.items() if name != "params"])
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        seen += [[value for name, value in group.items() if name != "params"] for group in groups]
         for scaler in self._scalers:
             scale = getattr(scaler.value, "_scale", None)
             seen.append(scale._version if isinstance(scale, torch.Tensor) else scale)

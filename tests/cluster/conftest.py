@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[TestCluster]:
-    """Four worker nodes, shared by the session; a test that kills nodes calls ``cluster.ensure(4)`` before it begins."""
+    """Four worker nodes, shared by the session; a test calls ``cluster.ensure(4)`` before it begins."""
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -41,6 +41,7 @@ def trainer(tmp_path: Path) -> Any:
         config: dict[str, Any] | None = None,
         workers: int | tuple[int, int] = 4,
         storage: str = str(tmp_path),
+        env: dict[str, str] | None = None,
         **snapshots: Any,
     ) -> elastic.ElasticTrainer:
         return elastic.ElasticTrainer(
@@ -50,6 +51,7 @@ def trainer(tmp_path: Path) -> Any:
             run_config=elastic.RunConfig(
                 name=name,
                 storage_path=storage,
+                worker_runtime_env={"env_vars": env} if env else None,
                 snapshots=elastic.SnapshotConfig(**({"interval": 1.0} | snapshots)),
             ),
         )

@@ -1,0 +1,62 @@
+"""Runs on an object store for real, and on one that goes away."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cluster import TestCluster, when
+from support.seaweed import seaweed
+
+from elastic.errors import StorageError
+from elastic.observe.audit import audit_run
+from elastic.snapshot.reader import SnapshotCatalog
+from elastic.storage.blob_store import open_store
+
+
+def test_a_run_on_an_object_store_that_goes_away_trains_on_and_resumes_when_it_is_back(
+    cluster: TestCluster, trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.ensure(4)
+    url = "s3://runs/jobs"
+    with seaweed(tmp_path / "server") as server:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        first = trainer(
+            name="on-s3",
+            config={"steps": 60, "step_s": 0.1},
+            workers=2,
+            storage=url,
+            interval="10 steps",
+            env=server.env,
+        )
+        handle = first.start()
+        when(handle, lambda s: (s["snapshot_remote_step"] or 0) >= 10, 60, "a durable snapshot")
+        os.kill(server.pid, 9)
+        at = handle.status()["step"]
+        when(handle, lambda s: s["step"] >= at + 15, 60, "15 more steps without storage")
+        result = handle.wait()
+        assert result.step == 60
+        assert result.status == "failed", "what could not be made durable is not called finished"
+        assert isinstance(result.error, Exception)
+    with seaweed(tmp_path / "server") as server:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        second = trainer(name="on-s3", config={"steps": 60}, workers=2, storage=url, env=server.env).fit()
+        assert second.generations[0].restored_from == "remote"
+        assert second.generations[0].restored_step >= 10
+        assert second.step == 60
+        found = audit_run(open_store(url), "on-s3")
+        assert found is not None
+        assert (found.audit.steps, found.audit.repeated, found.audit.skipped) == (60, 0, 0)
+        assert SnapshotCatalog(open_store(url), "on-s3").newest_good() is not None
+
+
+def test_a_bucket_that_does_not_exist_is_one_sentence(cluster: TestCluster, trainer: Any, tmp_path: Path) -> None:
+    cluster.ensure(4)
+    with seaweed(tmp_path / "server") as server, pytest.raises(StorageError) as told:
+        trainer(name="nowhere", storage="s3://no-such-bucket/x", workers=1, env=server.env).fit()
+    assert "no-such-bucket" in str(told.value)
+    assert "\n" not in str(told.value)
