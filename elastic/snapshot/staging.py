@@ -90,7 +90,12 @@ class Stager:
                 slot.path,
                 "the store makes larger slots for the next snapshot",
             )
-        mapped = self._map(slot)
+        try:
+            mapped = self._map(slot)
+        except (OSError, ValueError) as error:
+            raise SnapshotError(
+                f"the slot cannot be mapped: {error}", slot.path, "is the node's store alive?"
+            ) from error
         held = [captured_tensor.tensor for captured_tensor in captured.tensors]
         if share.key != self._plan_key or not all(map(is_, held, self._held)):
             self._plan_key, self._held = "", held

@@ -93,7 +93,7 @@ def decode(data: bytes | str) -> Any:
         return json.loads(data, object_pairs_hook=_read)
     except CorruptSnapshot:
         raise
-    except (ValueError, TypeError, KeyError, OverflowError, struct.error) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, struct.error) as error:
         raise CorruptSnapshot(f"the objects of the snapshot cannot be read: {error}") from error
 
 

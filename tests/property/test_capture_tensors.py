@@ -291,6 +291,26 @@ def test_a_share_that_outgrew_its_slot_is_refused_with_both_sizes(tmp_path: Path
         capture_and_stage(attached, Stager(), SlotRef(str(path), 4096, 0), attempt="a", point=PointInTime(0, 0))
 
 
+def test_a_slot_that_is_gone_or_cut_short_costs_a_snapshot_only(tmp_path: Path) -> None:
+    attached = Attached({"m": Buffers(t=torch.ones(20))}, mesh_of(1), 0)
+    (tmp_path / "short").write_bytes(bytes(100))
+    for name in ("gone", "short"):
+        with pytest.raises(SnapshotError, match=rf"cannot be mapped.*{name}"):
+            capture_and_stage(
+                attached, Stager(), SlotRef(str(tmp_path / name), 4096, 0), attempt="a", point=PointInTime(0, 0)
+            )
+
+
+def test_a_slot_that_the_store_made_anew_is_mapped_anew(tmp_path: Path) -> None:
+    attached, stager = Attached({"m": Buffers(t=torch.arange(20))}, mesh_of(1), 0), Stager()
+    slot = SlotRef(str(tmp_path / "slot"), 4096, 0)
+    for _ in range(2):
+        (tmp_path / "new").write_bytes(bytes(4096))
+        (tmp_path / "new").replace(tmp_path / "slot")
+        capture_and_stage(attached, stager, slot, attempt="a", point=PointInTime(0, 0))
+        assert (tmp_path / "slot").read_bytes()[:160] == np.arange(20).tobytes()
+
+
 def test_extra_state_of_a_module_goes_back_through_its_own_method(tier: NodeTier) -> None:
     class Scaled(nn.Module):
         def __init__(self, history: list[float]) -> None:
