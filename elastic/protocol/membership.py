@@ -6,7 +6,7 @@ answer with a reason in words.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from elastic.mesh import Mesh, largest, resolve
@@ -98,22 +98,25 @@ def order_ranks(previous: tuple[str, ...], ready: Iterable[Member], world_size: 
     return tuple(name if name is not None else spill.pop(0) for name in ranks)
 
 
-def peer_of(nodes: Iterable[Node]) -> dict[str, str]:
+def peer_of(nodes: Collection[Node]) -> dict[str, str]:
     """For each node its partner for replicas: pairs, not a ring, and in another failure domain where there is one.
 
-    Source: POLICY.md §2.3: groups survive more double losses than a ring. An odd node out joins the first pair.
+    Source: POLICY.md §2.3: groups survive more double losses than a ring. The two largest domains give each pair, which
+    leaves the fewest nodes without a partner elsewhere. An odd node out joins a pair.
     """
-    waiting = sorted(nodes, key=lambda node: node.name)
-    if len(waiting) < 2:
-        return {}
-    peers: dict[str, str] = {}
-    first_pair: tuple[str, str] | None = None
-    while len(waiting) > 1:
-        node = waiting.pop(0)
-        partner = next((other for other in waiting if not node.domain or other.domain != node.domain), waiting[0])
-        waiting.remove(partner)
-        peers[node.name], peers[partner.name] = partner.name, node.name
-        first_pair = first_pair or (node.name, partner.name)
-    if waiting and first_pair:
-        peers[waiting[0].name] = first_pair[0]
+    domains: dict[str, list[str]] = {}
+    for node in sorted(nodes, key=lambda node: node.name, reverse=True):
+        domains.setdefault(node.domain or f"node {node.name}", []).append(node.name)
+    pairs: list[tuple[str, str]] = []
+    while domains:
+        two = sorted(domains, key=lambda domain: (-len(domains[domain]), domain))[:2]
+        if len(two) < 2 and len(domains[two[0]]) < 2:
+            break
+        pairs.append((domains[two[0]].pop(), domains[two[-1]].pop()))
+        domains = {domain: names for domain, names in domains.items() if names}
+    peers = {node: partner for pair in pairs for node, partner in (pair, pair[::-1])}
+    if domains and pairs:
+        ((domain, (odd,)),) = domains.items()
+        of = {node.name: node.domain for node in nodes}
+        peers[odd] = next((name for pair in pairs for name in pair if of[name] != domain), pairs[0][0])
     return peers

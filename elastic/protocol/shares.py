@@ -76,3 +76,5 @@ class ShareReport:
     drain_s: dict[str, float]
     """Where the background work went: hash, replicate."""
     ledger: tuple[str, ...] = ()
+    stall_parts_s: dict[str, float] = field(default_factory=dict)
+    """Where the stall went: capture, plan, copy."""
