@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -144,6 +144,7 @@ class Chronicle:
             drain_s=drain,
             copies=min((len(nodes) for nodes in state.places.values()), default=0),
             at_s=at - (self._began_at or at),
+            parts_s=_longest(part for r in state.reports.values() for part in (r.stall_parts_s, r.drain_s)),
         )
         self._snapshots.append(report)
         return report
@@ -223,6 +224,15 @@ class Chronicle:
             wall_s=wall,
             productive_s=min(wall, sum(row["step_s"] for row in self._rows)),
         )
+
+
+def _longest(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """For each part of a snapshot the longest that any rank took."""
+    found: dict[str, float] = {}
+    for times in parts:
+        for name, seconds in times.items():
+            found[name] = max(found.get(name, 0.0), seconds)
+    return found
 
 
 def failure_of(command: life.EndRun) -> ElasticError | None:

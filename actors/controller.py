@@ -95,9 +95,7 @@ class Controller:
         self.chronicle = Chronicle(self.name, spec.run.storage_path)
         self.rounds = RoundShell(self._round_ended, self._before_commit)
         self.members = Members(spec, self.post, self.rank_said, lambda event: self.rounds.store_said(event))
-        self.uploads = UploadShell(
-            lambda: self.members.stores, self._uploaded, self._upload_failed, spec.run.snapshots.keep
-        )
+        self.uploads = UploadShell(lambda: self.members.stores, self._uploaded, self._upload_failed, spec.run.snapshots)
         self.cadence: Cadence | None = None
         self.rendezvous: tuple[str, int] | None = None
         self._rendezvous_actor: Any = None
@@ -326,6 +324,7 @@ class Controller:
             committed_step=max((snapshot.step for snapshot in state.node_snapshots), default=0),
             wanted_step=self.cadence.wanted_step if periodic and self.cadence else 0,
             step_s=self.chronicle.step_s,
+            synchronous=self.spec.run.snapshots.synchronous,
         )
 
     def _start_salvage(self, command: life.StartSalvage) -> None:
@@ -376,7 +375,10 @@ class Controller:
         every = self.cadence.remote_every if self.cadence is not None else 1
         # The live tier is taken in the middle of a recovery; the next round makes it durable.
         due = state.purpose in ("entry", "final", "stop") or (state.purpose != LIVE and self._node_commits % every == 0)
-        uploading = self.uploads.committed(state, due=due)
+        synchronous = self.spec.run.snapshots.synchronous
+        uploading = self.uploads.committed(state, due=due or synchronous)
+        if synchronous and not uploading:
+            self.rounds.release(state.attempt, state.generation)
         if self.cadence is not None:
             self.cadence.captured(at, state.step, report.stall_s, uploading)
             self.journal.note("write", seconds=report.drain_s, tier="node")
@@ -397,9 +399,16 @@ class Controller:
         self.journal.note("write", seconds=uploaded.seconds, tier="remote")
         if self.cadence is not None:
             self.cadence.observe(Written(at, uploaded.seconds, "remote"))
+        self._waited_for(ref.attempt)
         self.post(life.RemoteCommitted(at, RemoteSnapshot(ref.attempt, ref.step)))
 
-    def _upload_failed(self, reason: str) -> None:
+    def _waited_for(self, attempt: str) -> None:
+        """Ranks that wait for a synchronous snapshot go on: it is durable, or it will not be and that was told."""
+        if self.spec.run.snapshots.synchronous:
+            self.rounds.release(attempt, self.machine.state.generation)
+
+    def _upload_failed(self, attempt: str, reason: str) -> None:
+        self._waited_for(attempt)
         self.journal.note("alarm", reason=reason)
         self.chronicle.alarm(reason)
 
@@ -436,7 +445,8 @@ class Controller:
                 elapsed, self._measured_at = at - self._measured_at, at
                 await self._collect(state, min(elapsed, 10 * MEASURE_EVERY_S))
             due = cadence.due_in(now(), self.chronicle.step, self.chronicle.step_s) <= 0
-            if due and not state.round_open and not state.at_end and not self.rounds.open:
+            free = not state.round_open and not state.at_end and not self.rounds.open and not self.uploads.blocks
+            if due and free:
                 self.post(life.SnapshotDue(now()))
 
     def _until_due(self) -> float:

@@ -11,7 +11,7 @@ import os
 import platform
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -21,7 +21,7 @@ import ray
 import elastic
 from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
-from elastic.clock import wall
+from elastic.clock import now, wall
 from elastic.errors import ElasticError, SnapshotError
 from elastic.protocol.shares import ShareReport, SlotRef, StagedShare
 from elastic.snapshot.collect import collect
@@ -147,7 +147,9 @@ class NodeStore:
         """Hash a share, copy it to the peer, and tell the controller."""
         try:
             report = self.tier.seal(staged)
+            started = now()
             places = (self.spec.node, *self._replicate(staged.attempt, staged.rank))
+            report = replace(report, drain_s={**report.drain_s, "replicate": now() - started})
         except Exception as error:  # whatever went wrong, the controller must not wait for this share
             log.exception("sealing failed")
             self.refuse(staged.attempt, staged.rank, f"{type(error).__name__}: {error}")

@@ -46,8 +46,14 @@ class RoundShell:
         self._wanted_step = 0
         self._step_s = 0.0
         self._committed_step = 0
+        self._synchronous = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.started_at = 0.0
+
+    def release(self, attempt: str, generation: int) -> None:
+        """Training goes on from a boundary at which it waited for ``attempt``."""
+        for rank in self._ranks.values():
+            rank.release.remote(generation, attempt)
 
     @property
     def open(self) -> bool:
@@ -69,12 +75,13 @@ class RoundShell:
         committed_step: int,
         wanted_step: int,
         step_s: float,
+        synchronous: bool = False,
     ) -> None:
         """Open a round. ``held_step``: all ranks wait at this boundary. ``wanted_step``: not before this one."""
         attempt = f"g{generation:06d}-{secrets.token_hex(4)}"
         self._ranks, self._stores = ranks, stores
         self._held_step, self._wanted_step, self._step_s = held_step, wanted_step, step_s
-        self._committed_step = committed_step
+        self._committed_step, self._synchronous = committed_step, synchronous
         self.started_at = now()
         state, commands = machine.begin(
             RoundState(
@@ -206,7 +213,15 @@ class RoundShell:
 
     async def _propose(self, state: RoundState, command: machine.Propose) -> None:
         held = self._held_step is not None
-        order = Order(command.attempt, command.step, command.slot, command.stop, self._committed_step, held)
+        order = Order(
+            command.attempt,
+            command.step,
+            command.slot,
+            command.stop,
+            committed_step=self._committed_step,
+            synchronous=self._synchronous,
+            held=held,
+        )
         try:
             accepted, reached = await asyncio.wait_for(
                 _call(self._ranks[command.rank].propose.remote(state.generation, order)), CALL_TIMEOUT_S

@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 
 from actors.node_store import Upload, versions
 from elastic.clock import now, wall
+from elastic.config import SnapshotConfig
 from elastic.errors import CommitUnknown, ElasticError
 from elastic.protocol.snapshot_round import RoundState
 from elastic.snapshot.manifest import SnapshotRef
@@ -42,39 +43,61 @@ class UploadShell:
         self,
         stores: Callable[[], Mapping[str, Any]],
         on_commit: Callable[[Uploaded], None],
-        on_failure: Callable[[str], None],
-        keep: int,
+        on_failure: Callable[[str, str], None],
+        config: SnapshotConfig,
     ) -> None:
-        self._stores, self._on_commit, self._on_failure, self._keep = stores, on_commit, on_failure, keep
-        self._task: asyncio.Task[bool] | None = None
+        self._stores, self._on_commit, self._on_failure, self._config = stores, on_commit, on_failure, config
+        self._tasks: set[asyncio.Task[bool]] = set()
         self._newest: RoundState | None = None
-        self._done_step = -1
+        self._begun_step = self._done_step = -1
         self.previous: SnapshotRef | None = None
         self.last_failure = ""
 
     @property
     def in_flight(self) -> bool:
         """Whether an upload is running."""
-        return self._task is not None and not self._task.done()
+        return bool(self._tasks)
+
+    @property
+    def busy(self) -> bool:
+        """Whether as many uploads are running as may be."""
+        return len(self._tasks) >= self._config.max_uploads_in_flight
+
+    @property
+    def blocks(self) -> bool:
+        """Whether no snapshot should be taken until an upload has arrived."""
+        return self.busy and self._config.when_busy == "block"
 
     def committed(self, state: RoundState, *, due: bool) -> bool:
-        """A node snapshot was committed; upload it if it is due and nothing is in flight. True if it was begun."""
+        """A node snapshot was committed; upload it if it is due and there is room. True if it was begun."""
         self._newest = state
-        if not due or self.in_flight:
+        if not due or self.busy:
             return False
-        self._task = asyncio.get_running_loop().create_task(self._upload(state))
+        self._begin(state)
         return True
+
+    def _begin(self, state: RoundState) -> None:
+        self._begun_step = max(self._begun_step, state.step)
+        task = asyncio.get_running_loop().create_task(self._upload(state))
+        self._tasks.add(task)
+        task.add_done_callback(self._arrived)
+
+    def _arrived(self, task: asyncio.Task[bool]) -> None:
+        self._tasks.discard(task)
+        newest = self._newest
+        if self._config.when_busy == "coalesce" and newest is not None and newest.step > self._begun_step:
+            self._begin(newest)
 
     async def finish(self) -> str:
         """Make the newest node snapshot durable. Returns why not, or an empty text."""
-        for _ in range(FINAL_TRIES):
-            if self._task is not None:
-                await asyncio.wait([self._task])
+        for attempt in range(FINAL_TRIES + 1):
+            while self._tasks:
+                await asyncio.wait(set(self._tasks))
             if self._newest is None or self._done_step >= self._newest.step:
                 return ""
-            self._task = asyncio.get_running_loop().create_task(self._upload(self._newest))
-        await asyncio.wait([self._task] if self._task else [])
-        return "" if self._newest is None or self._done_step >= self._newest.step else self.last_failure
+            if attempt < FINAL_TRIES:
+                self._begin(self._newest)
+        return self.last_failure
 
     async def _upload(self, state: RoundState) -> bool:
         started = now()
@@ -83,9 +106,10 @@ class UploadShell:
         except (ElasticError, RayError, KeyError, OSError) as error:
             self.last_failure = f"step {state.step} did not become durable: {_cause(error)}"
             log.warning("%s; training goes on", self.last_failure)
-            self._on_failure(self.last_failure)
+            self._on_failure(state.attempt, self.last_failure)
             return False
-        self._done_step, self.previous = state.step, ref
+        if state.step > self._done_step:
+            self._done_step, self.previous = state.step, ref
         self._on_commit(Uploaded(ref, now() - started))
         return True
 
@@ -111,7 +135,7 @@ class UploadShell:
         except CommitUnknown:
             ref = await _call(leader.commit_durable.remote(*arguments))
         try:
-            await _call(leader.retain.remote(self._keep))
+            await _call(leader.retain.remote(self._config.keep))
         except (ElasticError, RayError) as error:
             log.warning("old snapshots were not removed: %s", _cause(error))
         return ref

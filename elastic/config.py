@@ -115,6 +115,13 @@ class SnapshotConfig(_Config):
     remote_every: Literal["auto"] | int = "auto"
     """Every how many node snapshots one goes to durable storage; ``auto`` chooses it with the interval, and is 1 with
     an interval that is given. A slot is skipped while an upload is in flight."""
+    max_uploads_in_flight: int = 1
+    """Snapshots on their way to durable storage at once."""
+    when_busy: Literal["skip", "coalesce", "block"] = "skip"
+    """What becomes of a snapshot that is due for durable storage while as many as may be are on their way: ``skip``
+    leaves it in node memory, ``coalesce`` sends the newest when one has arrived, ``block`` takes no snapshot before."""
+    synchronous: bool = False
+    """Training waits at each snapshot until it is durable, whole and checked; for short experiments."""
     keep: int = 3
     """Durable snapshots that are kept; older ones are removed after a newer one is committed."""
     checksum: Literal["xxh3_128", "blake3", "sha256"] = "xxh3_128"
@@ -134,7 +141,7 @@ class SnapshotConfig(_Config):
 
     @model_validator(mode="after")
     def _check(self) -> SnapshotConfig:
-        for field in ("mtbf_s", "remote_every", "keep"):
+        for field in ("mtbf_s", "remote_every", "keep", "max_uploads_in_flight"):
             if (value := getattr(self, field)) is not None and value != "auto":
                 _positive(field, value)
         return self

@@ -29,6 +29,8 @@ class Order:
     stop: bool
     committed_step: int = 0
     """The newest step that is committed: what a rank consumed before it is in the journal."""
+    synchronous: bool = False
+    """Training waits at ``step`` until the snapshot is durable, or given up: ``release`` tells."""
     held: bool = False
     """For ranks that hold at ``step``. A rank that holds takes no other order for the step it holds at, but a stop:
     a passing snapshot would let it go from a boundary where it has to be met."""
@@ -87,6 +89,14 @@ class BoundaryGate:
             finally:
                 self._held_at = None
 
+    def await_release(self, attempt: str) -> None:
+        """Wait until ``attempt`` is over: durable, or given up. Raises Interrupted."""
+        with self._condition:
+            while attempt not in self._released:
+                if self._interrupted:
+                    raise Interrupted
+                self._condition.wait()
+
     def check(self) -> None:
         """Raise Interrupted if the generation is over; for places that wait outside of a boundary."""
         if self._interrupted:
@@ -123,7 +133,7 @@ class BoundaryGate:
             self._released.add(attempt)
             if self._order is not None and self._order.attempt == attempt:
                 self._order, self._confirmed = None, False
-                self._condition.notify_all()
+            self._condition.notify_all()
 
     def interrupt(self) -> None:
         """End the generation: the train thread leaves at its next boundary, or now if it waits at one."""

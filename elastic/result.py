@@ -66,6 +66,8 @@ class SnapshotReport:
     at_s: float
     remote: bool = False
     upload_s: float = 0.0
+    parts_s: dict[str, float] = field(default_factory=dict)
+    """The trace: capture, plan and copy are the stall; hash and replicate the drain; the longest of any rank each."""
 
 
 @dataclass(frozen=True, slots=True)

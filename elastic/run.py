@@ -268,6 +268,8 @@ class Run:
                 raise
         else:
             self._link.staged(share)
+            if order.synchronous and not order.stop:
+                self._gate.await_release(order.attempt)
         self._stall_s += now() - started
         if order.stop:
             raise Stopped

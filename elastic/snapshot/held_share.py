@@ -85,7 +85,15 @@ class ShareHeader:
     def report(self, drain_s: dict[str, float]) -> ShareReport:
         """What the controller learns of the share."""
         return ShareReport(
-            self.attempt, self.rank, self.point, self.used_bytes, self.digest, self.stall_s, drain_s, self.ledger
+            self.attempt,
+            self.rank,
+            self.point,
+            self.used_bytes,
+            self.digest,
+            self.stall_s,
+            drain_s,
+            self.ledger,
+            dict(self.parts_s),
         )
 
 

@@ -60,3 +60,15 @@ def test_a_bucket_that_does_not_exist_is_one_sentence(cluster: TestCluster, trai
         trainer(name="nowhere", storage="s3://no-such-bucket/x", workers=1, env=server.env).fit()
     assert "no-such-bucket" in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_a_synchronous_snapshot_is_durable_before_the_next_step(
+    cluster: TestCluster, trainer: Any, tmp_path: Path
+) -> None:
+    cluster.ensure(4)
+    result = trainer(name="sync", config={"steps": 12}, workers=2, interval="4 steps", synchronous=True).fit()
+    assert result.error is None
+    periodic = [snapshot for snapshot in result.snapshots if snapshot.purpose == "periodic"]
+    assert [snapshot.step for snapshot in periodic] == [4, 8]
+    assert all(snapshot.remote and snapshot.upload_s > 0 for snapshot in result.snapshots)
+    assert {"capture", "copy", "hash", "replicate"} <= set(periodic[0].parts_s)
