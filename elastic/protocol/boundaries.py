@@ -9,7 +9,7 @@ from elastic.protocol.departures import leave_all, settle
 from elastic.protocol.endings import end_run, failed_once_more
 from elastic.protocol.gathering import better_generation
 from elastic.protocol.incident import Incident
-from elastic.protocol.run_commands import CancelRound, CloseIncident, EndRoundBeyond, EndRun, StartRound
+from elastic.protocol.run_commands import CancelRound, CloseIncident, EndRoundBeyond, EndRun, Interrupt, StartRound
 from elastic.protocol.run_events import (
     AtEnd,
     Entered,
@@ -170,6 +170,9 @@ def round_abandoned(state: RunState, event: RoundAbandoned) -> Outcome:
     if state.phase == STOPPING:
         # The ranks were released; what wanted the stop is asked again.
         state = replace(state, phase=RUNNING)
+    if state.phase == UNWINDING and remaining(state):
+        # Some left at the boundary, the others were released: they would train on without them.
+        return state, (Interrupt(remaining(state), state.generation),)
     if state.phase != RUNNING or event.purpose not in (*_STOPS, *_NEEDED):
         return state, ()
     all_at_end = len(state.at_end) == len(state.ranks)

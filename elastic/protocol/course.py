@@ -49,7 +49,7 @@ def advance(state: RunState, at: float) -> Outcome:
     commands: list[Any] = []
     while state.phase != ENDED:
         before = state.phase
-        if state.phase != FINISHING:
+        if state.phase not in (UNWINDING, FINISHING):
             state, more = staff(state)
             commands += more
         if state.phase == GATHERING:
@@ -63,6 +63,9 @@ def advance(state: RunState, at: float) -> Outcome:
         else:
             state, more = settle(state, at)
         commands += more
+        if state.phase == UNWINDING:  # replacements warm up while the others leave; not if the run ends here
+            state, more = staff(state)
+            commands += more
         if state.phase == before:
             break
     return state, tuple(commands)

@@ -898,7 +898,7 @@ class Run:
         if state.generation == rank.generation:
             held = self.round_at["held"] is not None
             accepted, reached = rank.gate.propose(
-                Order(command.attempt, command.step, command.slot, command.stop, 0, held)
+                Order(command.attempt, command.step, command.slot, command.stop, 0, held=held)
             )
             self._look(rank)
         event: Any = rounds.Passed(command.rank, command.step, reached)

@@ -188,6 +188,29 @@ def test_a_hold_is_left_by_an_interrupt_and_is_no_hold_any_more() -> None:
     assert gate.propose(order("a", 4, held=True)) == (False, 4)
 
 
+@pytest.mark.parametrize(
+    ("act", "answer"),
+    [(lambda gate: gate.release("a"), None), (lambda gate: gate.interrupt(), INTERRUPTED)],
+    ids=["durable or given up", "interrupted"],
+)
+def test_a_rank_that_waits_for_a_durable_snapshot_goes_on_when_it_is(
+    act: Callable[[BoundaryGate], Any], answer: Any
+) -> None:
+    gate = BoundaryGate()
+    train = TrainThread(gate, lambda: gate.await_release("a"))
+    assert train.waits()
+    gate.release("b")
+    assert train.waits()
+    act(gate)
+    assert train.result() == answer
+
+
+def test_a_rank_does_not_wait_for_a_snapshot_that_was_over_before_it_asked() -> None:
+    gate = BoundaryGate()
+    gate.release("a")
+    gate.await_release("a")
+
+
 def test_a_proposal_that_comes_after_its_release_holds_nobody() -> None:
     gate = BoundaryGate()
     gate.release("late")

@@ -19,13 +19,14 @@ NAMES = {
 FIELDS = {
     "ScalingConfig": {"num_workers", "resources_per_worker", "use_gpu", "mesh"},
     "SnapshotConfig": {
-        "interval", "mtbf_s", "replicas", "remote_every", "keep", "checksum", "arena_directory", "rng",
+        "interval", "mtbf_s", "replicas", "remote_every", "max_uploads_in_flight", "when_busy", "synchronous", "keep",
+        "checksum", "arena_directory", "rng",
     },
     "FailureConfig": {
         "max_failures_without_progress", "max_user_errors", "unwind_timeout_s", "form_timeout_s", "wait_for_workers_s",
         "wait_for_cluster_s", "probe_timeout_s",
     },
-    "RunConfig": {"name", "storage_path", "snapshots", "failures", "seed"},
+    "RunConfig": {"name", "storage_path", "snapshots", "failures", "seed", "worker_runtime_env"},
 }  # fmt: skip
 
 
