@@ -62,13 +62,13 @@ def train(config: dict[str, Any]) -> None:
         x, y = batch
         loss = torch.nn.functional.mse_loss(model(x).squeeze(1), y) * batch.weight
         loss.backward()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        run.report(loss=total / run.world_size)
         act(config.get("faults", ()), run)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        total = loss.detach().clone()
-        dist.all_reduce(total)
-        run.report(loss=total / run.world_size)
         time.sleep(config.get("step_s", 0.0))
 
 
