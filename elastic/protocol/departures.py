@@ -140,7 +140,7 @@ def settle(state: RunState, at: float) -> Outcome:
     if state.salvage is None:
         state, commands = _take_live_tier(state)
         if commands:
-            return state, commands
+            return state.due("seal", at + state.limits.form_timeout_s), commands
     elif state.salvage and state.incident and state.incident.salvaged_at < state.incident.settled_at:
         state = replace(state, incident=state.incident.salvaged(at))
     if state.stop_asked:
