@@ -47,6 +47,7 @@ def local_clusters() -> list[str]:
     """The addresses of the clusters on this machine that answer, as Ray finds them; the one it would choose first."""
     from ray._private import services
 
+    logging.getLogger(services.__name__).setLevel(logging.ERROR)  # it warns of clusters that it does not choose
     services.find_gcs_addresses.cache_clear()
     chosen = services.get_ray_address_from_environment("auto", None)
     found = dict.fromkeys([*([chosen] if chosen else []), *sorted(services.find_gcs_addresses())])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,9 +44,17 @@ def use_local_token(*, create: bool = False) -> None:
 
 
 def is_here(address: str) -> bool:
-    """Whether the address is one of this machine's clusters, as far as its text tells."""
-    host = address.rpartition(":")[0] or address
-    return address in ("auto", "local") or host in ("localhost", "127.0.0.1", "[::1]")
+    """Whether the address is one of this machine's own: only there the user's local token is shown."""
+    if address in ("auto", "local"):
+        return True
+    host = address.rpartition(":")[0].strip("[]") or address
+    try:
+        family, *_, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(place)
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -44,6 +44,9 @@ _PHASES = {
 }
 
 
+_KINDS = {"rank": "rank lost", "node": "node lost", "hang": "hung rank killed", "error": "error in the train function"}
+
+
 def _fresh(old: Sequence[str], new: Sequence[str]) -> Sequence[str]:
     """What was added to a list that forgets its oldest entries."""
     for shared in range(min(len(old), len(new)), 0, -1):
@@ -54,12 +57,21 @@ def _fresh(old: Sequence[str], new: Sequence[str]) -> Sequence[str]:
 
 def told(incident: Status) -> str:
     """One incident in a sentence."""
-    parts = split_text(incident["split"])
+    what = _KINDS.get(incident["kind"], incident["kind"])
     ranks = f"{incident['old_world_size']} → {incident['new_world_size']} ranks"
-    return (
-        f"{incident['kind']} lost, {incident['rung']}: {ranks}, going on after {seconds(incident['rto_s'])} ({parts}); "
-        f"{count(incident['steps_lost'], 'step')} lost"
-    )
+    took = f"going on after {seconds(incident['rto_s'])} ({split_text(incident['split'])})"
+    return f"{what}, {incident['rung']}: {ranks}, {took}; {count(incident['steps_lost'], 'step')} lost"
+
+
+_KINDS = {"rank": "rank lost", "node": "node lost", "hang": "hung rank killed", "error": "error in the train function"}
+
+
+def _fresh(old: Sequence[str], new: Sequence[str]) -> Sequence[str]:
+    """What was added to a list that forgets its oldest entries."""
+    for shared in range(min(len(old), len(new)), 0, -1):
+        if list(old[-shared:]) == list(new[:shared]):
+            return new[shared:]
+    return new
 
 
 def split_text(split: Mapping[str, float]) -> str:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from elastic.result import Result
 
 POLL_S = 0.25
+LET_READ_S = 1.0
+"""Whoever stopped the run from elsewhere reads its result before the controller goes."""
 _LOADING = re.compile(r"actors.entry\.py$|elastic.cli.run\.py$|^<frozen ")
 
 _SIZE, _SNAPSHOTS, _WHERE = "Size", "Snapshots", "Where"
@@ -262,6 +265,8 @@ def follow(handle: RunHandle, display: PlainProgress) -> tuple[Result, bool]:
                 display.note("stopping at the next boundary, with a snapshot; Ctrl-C again leaves at once")
                 handle.stop()
             display.show(handle.status())
+    if result.status == "stopped" and not stopping:
+        time.sleep(LET_READ_S)
     handle.close()
     return result, stopping
 
