@@ -1,0 +1,98 @@
+"""``elastic snapshots verify``: whether snapshots are whole, checked by a process that has nothing to do with the run.
+
+The exit code is 0 if all are good and 5 if any is damaged; damage is named by tensor, chunk and file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from elastic.cli.output import count, print_json, say, seconds
+from elastic.cli.snapshots_find import WHICH, AsJson, Found, RunName, Storage, find
+from elastic.cli.snapshots_text import size
+from elastic.errors import ConfigError, CorruptSnapshot
+from elastic.snapshot.manifest import SnapshotRef
+from elastic.snapshot.verify import VerifyReport, verify
+
+SHOWN_PROBLEMS = 20
+
+
+def verify_snapshots(
+    which: Annotated[str | None, typer.Argument(metavar="[STEP|ID]", help=f"{WHICH} Default: latest.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every committed snapshot of the run.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every chunk, too; else files, sizes and coverage.")
+    ] = False,
+    storage: Storage = None,
+    run: RunName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Marker, manifest, files, coverage; with --deep every byte. Exit code 5 if anything is damaged."""
+    if which and every:
+        raise ConfigError("STEP|ID", which, "leave it out with --all")
+    found = find(storage, run)
+    chosen = found.refs if every else chosen_one(found, which or "latest")
+    damaged_markers = dict(found.catalog.quarantined)
+    if not chosen and not damaged_markers:
+        raise ConfigError("STEP|ID", which, f"run {found.run!r} has no committed snapshot")
+    reports: list[VerifyReport] = []
+    for ref in chosen:
+        reports.append(verify(found.store, found.run, ref, deep=deep))
+        if not as_json:
+            for text in lines(reports[-1]):
+                print(text, flush=True)
+    ok = all(report.ok for report in reports) and not (every and damaged_markers)
+    if as_json:
+        print_json(
+            {
+                "run": found.run,
+                "storage": found.store.url,
+                "ok": ok,
+                "deep": deep,
+                "snapshots": [to_json(report) for report in reports],
+                "damaged_markers": damaged_markers,
+                "exit_code": 0 if ok else CorruptSnapshot.exit_code,
+            }
+        )
+    else:
+        for directory, reason in damaged_markers.items():
+            say(f"damaged: {directory}: {reason}")
+    if not ok:
+        raise typer.Exit(CorruptSnapshot.exit_code)
+
+
+def chosen_one(found: Found, which: str) -> Sequence[SnapshotRef]:
+    """The snapshot that ``which`` names. Raises CorruptSnapshot where only damaged markers are left."""
+    if not found.refs and found.catalog.quarantined:
+        directory, reason = next(iter(found.catalog.quarantined.items()))
+        raise CorruptSnapshot(f"no marker of run {found.run!r} can be read: {reason}", directory)
+    return [found.one(which)]
+
+
+def to_json(report: VerifyReport) -> dict[str, Any]:
+    """One report, JSON-able."""
+    return {
+        "step": report.ref.step,
+        "id": report.ref.snapshot_id,
+        "ok": report.ok,
+        "problems": list(report.problems),
+        "chunks": report.chunks,
+        "bytes": report.nbytes,
+        "seconds": report.seconds,
+    }
+
+
+def lines(report: VerifyReport) -> list[str]:
+    """One report, in words."""
+    name = f"step {report.ref.step:,} ({report.ref.snapshot_id})"
+    read = f"{count(report.chunks, 'chunk')}, {size(report.nbytes)}" if report.deep else "files, sizes and coverage"
+    if report.ok:
+        return [f"{name}: good, {read} checked in {seconds(report.seconds)}"]
+    text = [f"{name}: DAMAGED, {count(len(report.problems), 'problem')}"]
+    text += [f"  {problem}" for problem in report.problems[:SHOWN_PROBLEMS]]
+    if len(report.problems) > SHOWN_PROBLEMS:
+        text.append(f"  and {len(report.problems) - SHOWN_PROBLEMS} more; see them with --json")
+    return text
