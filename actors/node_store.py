@@ -239,9 +239,17 @@ class NodeStore:
             writers=tuple(sorted(set(places.values()))),
         )
 
-    def retain(self, keep: int) -> list[str]:
-        """Let go of all but the newest ``keep`` durable snapshots and sweep. Returns the names of what was deleted."""
-        report = collect(open_store(self.spec.storage), self.spec.run, keep_last(keep), now_s=wall())
+    def retain(self, keep: int, in_flight: tuple[str, ...]) -> list[str]:
+        """Let go of all but the newest ``keep`` durable snapshots and sweep, but for the directories of what is on its
+        way and refers to them. Returns the names of what was deleted."""
+        report = collect(
+            open_store(self.spec.storage),
+            self.spec.run,
+            keep_last(keep),
+            now_s=wall(),
+            in_flight=in_flight,
+            generation=self._generation,
+        )
         return list(report.delete)
 
     def close(self) -> None:

@@ -18,10 +18,10 @@ from ray.exceptions import RayError
 from actors.node_store import Upload, versions
 from elastic.clock import now, wall
 from elastic.config import SnapshotConfig
-from elastic.errors import CommitUnknown, ElasticError
+from elastic.errors import CommitUnknown, ElasticError, SnapshotError
 from elastic.protocol.snapshot_round import RoundState
 from elastic.snapshot.manifest import SnapshotRef
-from elastic.snapshot.object_names import new_snapshot_id
+from elastic.snapshot.object_names import new_snapshot_id, snapshot_directory
 
 log = logging.getLogger("elastic.uploads")
 
@@ -51,6 +51,8 @@ class UploadShell:
         self._newest: RoundState | None = None
         self._begun_step = self._done_step = -1
         self.previous: SnapshotRef | None = None
+        self._directories: list[str] = []
+        """Of snapshots that are being written, and of those that they refer to."""
         self.last_failure = ""
 
     @property
@@ -115,9 +117,30 @@ class UploadShell:
 
     async def _perform(self, state: RoundState) -> SnapshotRef:
         stores = self._stores()
-        owners = {rank: next(node for node in nodes if node in stores) for rank, nodes in state.places.items()}
+        owners = {rank: next((n for n in nodes if n in stores), "") for rank, nodes in state.places.items()}
+        if lost := [rank for rank, node in owners.items() if not node]:
+            raise SnapshotError(f"the shares of ranks {lost} are in no node's memory any more", state.attempt)
         snapshot_id = new_snapshot_id(wall(), secrets.token_hex(4))
-        upload = Upload(state.attempt, snapshot_id, state.step, secrets.token_hex(16), versions(), self.previous)
+        previous = None if self._config.synchronous else self.previous
+        upload = Upload(state.attempt, snapshot_id, state.step, secrets.token_hex(16), versions(), previous)
+        using = [snapshot_directory(state.step, upload.snapshot_id)]
+        using += [upload.previous.directory] if upload.previous else []
+        self._directories += using
+        try:
+            ref, leader = await self._write(state, upload, owners, stores)
+        finally:
+            for directory in using:
+                self._directories.remove(directory)
+        try:
+            await _call(leader.retain.remote(self._config.keep, tuple(self._directories)))
+        except (ElasticError, RayError) as error:
+            log.warning("old snapshots were not removed: %s", _cause(error))
+        return ref
+
+    async def _write(
+        self, state: RoundState, upload: Upload, owners: Mapping[int, str], stores: Mapping[str, Any]
+    ) -> tuple[SnapshotRef, Any]:
+        """Packs and tables by the stores that hold them, then manifest and marker by one of them."""
         by_node: dict[str, list[int]] = {}
         for rank, node in owners.items():
             by_node.setdefault(node, []).append(rank)
@@ -134,11 +157,7 @@ class UploadShell:
             ref: SnapshotRef = await _call(leader.commit_durable.remote(*arguments))
         except CommitUnknown:
             ref = await _call(leader.commit_durable.remote(*arguments))
-        try:
-            await _call(leader.retain.remote(self._config.keep))
-        except (ElasticError, RayError) as error:
-            log.warning("old snapshots were not removed: %s", _cause(error))
-        return ref
+        return ref, leader
 
 
 async def _call(reference: Any) -> Any:
