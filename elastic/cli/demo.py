@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -57,10 +58,15 @@ def demo(
         raise ConfigError("--workers", workers, f"the demo's global batch has {GLOBAL_BATCH_SIZE} samples; use fewer")
     began = time.monotonic()
     place = os.path.abspath(storage) if storage else tempfile.mkdtemp(prefix="elastic-demo-")
-    # What Ray prints of a node that died is no news here, and stdout is for the answer.
-    with contextlib.redirect_stdout(io.StringIO()), progress(RUN) as display:
-        result, told = _train(kill, steps, workers, min(nodes or workers, workers), place, display)
-        display.note("the private cluster has ended; auditing the ledger of the whole run")
+    try:
+        # What Ray prints of a node that died is no news here, and stdout is for the answer.
+        with contextlib.redirect_stdout(io.StringIO()), progress(RUN) as display:
+            result, told = _train(kill, steps, workers, min(nodes or workers, workers), place, display)
+            display.note("the private cluster has ended; auditing the ledger of the whole run")
+    except KeyboardInterrupt:
+        if not storage:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
     audit = _audit(place)
     clean = audit is not None and audit.clean and result.status == "finished"
     if as_json:
