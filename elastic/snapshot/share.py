@@ -1,3 +1,0 @@
-"""Moved to ``elastic.protocol.shares``; this name goes away."""
-
-from elastic.protocol.shares import *  # noqa: F403
