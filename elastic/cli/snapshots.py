@@ -8,6 +8,7 @@ from __future__ import annotations
 import typer
 
 from elastic.cli.output import command
+from elastic.cli.snapshots_diff import diff
 from elastic.cli.snapshots_gc import gc, pin_snapshot, unpin_snapshot
 from elastic.cli.snapshots_list import list_snapshots
 from elastic.cli.snapshots_show import show
@@ -28,6 +29,7 @@ def register(app: typer.Typer) -> None:
     group.command("list", help="Every committed snapshot, and which failures it survives.")(command(list_snapshots))
     group.command("show", help="What one snapshot holds.")(command(show))
     group.command("verify", help="Whether snapshots are whole; exit code 5 if not.")(command(verify_snapshots))
+    group.command("diff", help="What changed from one snapshot to another, and by how much.")(command(diff))
     group.command("pin", help="Keep a snapshot whatever retention says.")(command(pin_snapshot))
     group.command("unpin", help="Leave a snapshot to retention again.")(command(unpin_snapshot))
     group.command("gc", help="Remove what no rule keeps and nothing needs.")(command(gc))
