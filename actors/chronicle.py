@@ -35,7 +35,9 @@ class Chronicle:
         self._began_at: float | None = None
         self._first_step_at: float | None = None
         self._last_seen_at = 0.0
-        self._rows: list[dict[str, float]] = []
+        self._rows: dict[int, dict[str, float]] = {}
+        """By step; see ``measured``."""
+        self._restored_step = 0
         self._generations: list[GenerationReport] = []
         self._incidents: list[IncidentReport] = []
         self._snapshots: list[SnapshotReport] = []
@@ -71,8 +73,9 @@ class Chronicle:
         self._began_at = at if self._began_at is None else self._began_at
         restore = command.restore
         if restore is not None:
-            self.step = restore.step
-            self._forget_steps_after(restore.step)
+            self.step = self._restored_step = restore.step
+            # Steps that are done again do not count twice.
+            self._rows = {step: row for step, row in self._rows.items() if step <= restore.step}
         self._recent.clear()
         self._generations.append(
             GenerationReport(
@@ -87,18 +90,17 @@ class Chronicle:
             )
         )
 
-    def _forget_steps_after(self, step: int) -> None:
-        """Steps that are done again do not count twice."""
-        while self._rows and self._rows[-1]["step"] > step:
-            self._rows.pop()
-
     def measured(
         self, generation: int, samples: int, rows: Sequence[tuple[int, float, dict[str, float]]], at: float
     ) -> None:
-        """Rows of finished steps from rank 0."""
+        """Rows of finished steps from rank 0. What an older generation tells late counts as far as its steps do."""
+        if self._generations and generation < self._generations[-1].generation:
+            for step, seconds, metrics in rows:
+                if step <= self._restored_step:
+                    self._rows.setdefault(step, {"step": step, "step_s": seconds, **metrics})
+            return
         for step, seconds, metrics in rows:
-            self._forget_steps_after(step - 1)
-            self._rows.append({"step": step, "step_s": seconds, **metrics})
+            self._rows[step] = {"step": step, "step_s": seconds, **metrics}
         if rows:
             self.step, self.samples, self._last_seen_at = rows[-1][0], samples, at
             if self._first_step_at is None:
@@ -107,8 +109,9 @@ class Chronicle:
             last = [seconds for _, seconds, _ in rows[-RECENT_STEPS:]]
             self.step_s = sum(last) / len(last)
         if len(self._rows) > MOST_METRICS:
-            half = len(self._rows) // 2
-            self._rows = self._rows[:half:2] + self._rows[half:]
+            steps = sorted(self._rows)
+            for step in steps[: len(steps) // 2 : 2]:
+                del self._rows[step]
 
     def incident(self, incident: Incident) -> IncidentReport:
         """An incident is over."""
@@ -169,7 +172,8 @@ class Chronicle:
 
     def status(self, state: RunState, cadence: Any, uploading: bool, journal_lag: str, at: float) -> dict[str, Any]:
         """The run now; JSON-able."""
-        node = next((s for s in reversed(self._snapshots)), None)
+        node = self._snapshots[-1] if self._snapshots else None
+        last = self._rows.get(self.step, {})
         rate = 0.0
         if len(self._recent) > 1:
             (first_at, _, first), (last_at, _, last) = self._recent[0], self._recent[-1]
@@ -190,7 +194,7 @@ class Chronicle:
             "step_s": self.step_s,
             "samples": self.samples,
             "samples_per_s": rate,
-            "metrics": {k: v for k, v in self._rows[-1].items() if k not in ("step", "step_s")} if self._rows else {},
+            "metrics": {k: v for k, v in last.items() if k not in ("step", "step_s")},
             "snapshot_node": asdict(node) if node else None,
             "snapshot_remote_step": self._newest_durable.step if self._newest_durable else None,
             "snapshots": len(self._snapshots),
@@ -208,6 +212,7 @@ class Chronicle:
         """Make the result."""
         durable = self._newest_durable
         wall = self._last_seen_at - self._first_step_at if self._first_step_at is not None else 0.0
+        rows = [self._rows[step] for step in sorted(self._rows)]
         self.result = Result(
             run=self.run,
             status=command.status,
@@ -216,13 +221,13 @@ class Chronicle:
             storage=self.storage,
             snapshot=f"snapshots/{durable.directory}/{durable.attempt}" if durable else "",
             error=error or failure_of(command),
-            metrics=tuple(self._rows),
+            metrics=tuple(rows),
             generations=tuple(self._generations),
             incidents=tuple(self._incidents),
             snapshots=tuple(self._snapshots),
             interval_reasons=tuple(cadence.reasons) if cadence is not None else (),
             wall_s=wall,
-            productive_s=min(wall, sum(row["step_s"] for row in self._rows)),
+            productive_s=min(wall, sum(row["step_s"] for row in rows)),
         )
 
 

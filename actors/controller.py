@@ -268,7 +268,7 @@ class Controller:
                 "restored", generation=generation, member=member, seconds=event.took_s, bytes=dict(event.restored_from)
             )
         elif event.kind == "departed":
-            if event.metrics and generation == self.machine.state.generation:
+            if event.metrics:
                 self.chronicle.measured(generation, event.samples, event.metrics, at)
                 self.journal.note("metrics", generation=generation, rows=event.metrics)
             rank = self.machine.state.rank_of(member)
@@ -462,7 +462,7 @@ class Controller:
         uploading = self.uploads.in_flight
         with contextlib.suppress(RayError, asyncio.TimeoutError):
             generation, samples, rows = await asyncio.wait_for(_call(actor.take_metrics.remote()), 5.0)
-            if rows and generation == self.machine.state.generation:
+            if rows:
                 self.chronicle.measured(generation, samples, rows, now())
                 self.journal.note("metrics", generation=generation, rows=rows)
                 # Only a window that lay wholly within an upload, or outside of any, says what uploads cost.
