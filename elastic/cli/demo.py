@@ -20,7 +20,7 @@ from elastic.cli.connect import use_local_token
 from elastic.cli.demo_story import Story, Told
 from elastic.cli.local_runs import announced
 from elastic.cli.output import command, count, explain, print_json, seconds
-from elastic.cli.progress import PlainProgress, progress
+from elastic.cli.progress import PlainProgress, progress, split_text
 from elastic.cli.summary import first_and_last
 from elastic.config import FailureConfig, RunConfig, ScalingConfig, SnapshotConfig
 from elastic.errors import ConfigError, ElasticError
@@ -196,10 +196,8 @@ def _summary(result: Result, told: Told, audit: RunAudit | None, place: str, too
     sizes = " → ".join(str(generation.world_size) for generation in result.generations)
     lines.append(f"  ranks        {sizes}")
     for incident in result.incidents:
-        split = ", ".join(
-            f"{name.removesuffix('_s').replace('_', ' ')} {seconds(s)}" for name, s in incident.split.items()
-        )
-        lines.append(f"  incident     {incident.kind}: {incident.rung}, RTO {seconds(incident.rto_s)} ({split})")
+        took = f"RTO {seconds(incident.rto_s)} ({split_text(incident.split)})"
+        lines.append(f"  incident     {incident.kind} lost, {incident.rung}: {took}")
         lines.append(f"               {count(incident.steps_lost, 'step')} lost: back at step {incident.restored_step}")
     if told.kill_to_first_step_s is not None:
         lines.append(f"  from outside {seconds(told.kill_to_first_step_s)} from the kill to the first new step")

@@ -14,6 +14,7 @@ from typing import Any
 from elastic.cli.output import count, number, say, seconds
 
 LINE_EVERY_S = 5.0
+DRAW_EVERY_S = 0.1
 
 Status = dict[str, Any]
 
@@ -61,17 +62,6 @@ def told(incident: Status) -> str:
     ranks = f"{incident['old_world_size']} → {incident['new_world_size']} ranks"
     took = f"going on after {seconds(incident['rto_s'])} ({split_text(incident['split'])})"
     return f"{what}, {incident['rung']}: {ranks}, {took}; {count(incident['steps_lost'], 'step')} lost"
-
-
-_KINDS = {"rank": "rank lost", "node": "node lost", "hang": "hung rank killed", "error": "error in the train function"}
-
-
-def _fresh(old: Sequence[str], new: Sequence[str]) -> Sequence[str]:
-    """What was added to a list that forgets its oldest entries."""
-    for shared in range(min(len(old), len(new)), 0, -1):
-        if list(old[-shared:]) == list(new[:shared]):
-            return new[shared:]
-    return new
 
 
 def split_text(split: Mapping[str, float]) -> str:
@@ -161,25 +151,30 @@ class LiveProgress(PlainProgress):
         self._live.__exit__(kind, error, where)
 
     def note(self, text: str) -> None:
-        self._console.print(f"{time.monotonic() - self._started:7.2f} s  {text}", markup=False)
+        from rich.text import Text
+
+        # As Text, not as a string without markup: that would also be how the panel below is drawn again.
+        self._console.print(Text(f"{time.monotonic() - self._started:7.2f} s  {text}"))
 
     def show(self, status: Status) -> None:
         for text in news(self._before, status):
             self.note(text)
         self._before = status
-        self._live.update(self._panel(status), refresh=True)
+        if time.monotonic() - self._shown_at >= DRAW_EVERY_S:
+            self._shown_at = time.monotonic()
+            self._live.update(self._panel(status), refresh=True)
 
     def _panel(self, status: Status) -> Any:
         from rich.panel import Panel
         from rich.table import Table
+        from rich.text import Text
 
         grid = Table.grid(padding=(0, 2))
         rows = [("phase", status["phase"]), *figures(status)]
         for first in range(0, len(rows), 3):
-            cells = [f"[dim]{name}[/] [bold]{value}[/]" for name, value in rows[first : first + 3]]
-            grid.add_row(*cells)
-        if status["alarms"]:
-            grid.add_row(f"[yellow]{status['alarms'][-1]}[/]")
+            grid.add_row(
+                *(Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in rows[first : first + 3])
+            )
         return Panel(grid, title=self._title, title_align="left", expand=False)
 
 
