@@ -173,7 +173,7 @@ class Chronicle:
     def status(self, state: RunState, cadence: Any, uploading: bool, journal_lag: str, at: float) -> dict[str, Any]:
         """The run now; JSON-able."""
         node = self._snapshots[-1] if self._snapshots else None
-        last = self._rows.get(self.step, {})
+        row = self._rows.get(self.step, {})
         rate = 0.0
         if len(self._recent) > 1:
             (first_at, _, first), (last_at, _, last) = self._recent[0], self._recent[-1]
@@ -194,7 +194,7 @@ class Chronicle:
             "step_s": self.step_s,
             "samples": self.samples,
             "samples_per_s": rate,
-            "metrics": {k: v for k, v in last.items() if k not in ("step", "step_s")},
+            "metrics": {k: v for k, v in row.items() if k not in ("step", "step_s")},
             "snapshot_node": asdict(node) if node else None,
             "snapshot_remote_step": self._newest_durable.step if self._newest_durable else None,
             "snapshots": len(self._snapshots),
