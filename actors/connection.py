@@ -20,7 +20,7 @@ from actors.names import NAMESPACE
 from actors.node_store import arena_path
 from elastic.errors import ClusterError
 
-QUIET = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+QUIET: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
 CONNECT_TIMEOUT_S = 5.0
 OUR_PACKAGES = ("elastic", "actors", "policies")
 NEVER_SHIPPED = (".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache", ".pytest_cache")
@@ -45,7 +45,7 @@ def connect(address: str, runtime_env: Mapping[str, Any] | None = None) -> None:
 
 def local_clusters() -> list[str]:
     """The addresses of the clusters on this machine that answer, as Ray finds them; the one it would choose first."""
-    from ray._private import services
+    from ray._private import services  # there is no public way to ask for all of them
 
     logging.getLogger(services.__name__).setLevel(logging.ERROR)  # it warns of clusters that it does not choose
     services.find_gcs_addresses.cache_clear()

@@ -16,7 +16,7 @@ from actors.entry import EntryPoint
 from actors.names import NAMESPACE, controller_name
 from actors.watch import kill
 from elastic.config import RunConfig, ScalingConfig
-from elastic.errors import ClusterError, ElasticError
+from elastic.errors import ClusterError, ElasticError, InternalError
 from elastic.result import Result
 from elastic.storage.blob_store import open_store
 
@@ -93,6 +93,8 @@ class RunHandle:
             return ray.get(answer, timeout=timeout_s)
         except (RayActorError, GetTimeoutError) as error:
             raise ClusterError(f"the controller of run {self.name!r} does not answer: {type(error).__name__}") from None
+        except RayTaskError as error:
+            raise InternalError(f"the controller of run {self.name!r} failed: {_last_line(error)}") from None
 
 
 def launch(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from elastic.cli.output import count, number, say, seconds
@@ -111,7 +110,7 @@ class PlainProgress:
     def __enter__(self) -> PlainProgress:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *problem: Any) -> None:
         return None
 
     def note(self, text: str) -> None:
@@ -145,10 +144,8 @@ class LiveProgress(PlainProgress):
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, where)
+    def __exit__(self, *problem: Any) -> None:
+        self._live.__exit__(*problem)
 
     def note(self, text: str) -> None:
         from rich.text import Text

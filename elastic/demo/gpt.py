@@ -23,7 +23,8 @@ class Block(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.from_attention(attended.transpose(1, 2).reshape(batch, length, width))
-        return x + self.feed_forward(self.before_feed_forward(x))
+        added: torch.Tensor = self.feed_forward(self.before_feed_forward(x))
+        return x + added
 
 
 class ByteGPT(nn.Module):
@@ -40,4 +41,5 @@ class ByteGPT(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         places = torch.arange(x.shape[1], device=x.device)
-        return self.head(self.norm(self.blocks(self.tokens(x) + self.places(places))))
+        logits: torch.Tensor = self.head(self.norm(self.blocks(self.tokens(x) + self.places(places))))
+        return logits
