@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import ray
@@ -37,6 +37,7 @@ from elastic.config import RunConfig, ScalingConfig
 from elastic.errors import ElasticError, InternalError
 from elastic.protocol import run_lifecycle as life
 from elastic.protocol.machine import Machine
+from elastic.protocol.membership import smallest
 from elastic.protocol.run_lifecycle import Limits, RunState
 from elastic.protocol.snapshot_round import COMMITTED, LIVE, RoundState
 from elastic.protocol.tiers import NodeSnapshot, RemoteSnapshot
@@ -147,7 +148,8 @@ class Controller:
         """Want so many ranks from now on, within the run's limits; returns what is wanted now."""
         limits = self.machine.state.limits
         self.post(life.ResizeAsked(now(), workers))
-        return max(limits.min_workers, min(limits.max_workers, workers))
+        wanted = max(limits.min_workers, min(limits.max_workers, workers))
+        return max(wanted, smallest(limits.mesh, limits.min_workers, limits.max_workers))
 
     def stop(self) -> None:
         """End the run at the next boundary, with a durable snapshot."""
@@ -157,6 +159,8 @@ class Controller:
 
     def post(self, event: Any) -> None:
         """Queue an event of the run's lifecycle."""
+        if isinstance(event, life.MemberLost):
+            event = replace(event, step=self.chronicle.step)  # what is known of how far it had come
         self._queue.put_nowait(event)
 
     async def _guard(self, work: Any) -> None:

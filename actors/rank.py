@@ -29,7 +29,7 @@ class Rank:
         self.outbox = Outbox()
         self.store = ray.get_actor(store_name(spec.run, spec.node), namespace=NAMESPACE)
         self._gate = BoundaryGate()
-        self._generation = -1
+        self._generation = self._interrupted = -1
         self._train: TrainThread | None = None
 
     # --- calls of the controller ---------------------------------------------------------------------------------
@@ -42,11 +42,15 @@ class Rank:
         return os.getpid()
 
     def begin(self, order: GenerationOrder) -> bool:
-        """Enter the train function for a generation. False for a generation that is not newer than the last."""
+        """Enter the train function for a generation. False for one that is not newer than the last, or was interrupted
+        before it came."""
         if order.generation <= self._generation:
             return False
         self._generation = order.generation
         self._gate = BoundaryGate()
+        if order.generation <= self._interrupted:
+            self.outbox.put(RankEvent("departed", order.generation, -1, cause="interrupted"))
+            return False
         assert self._train is not None
         self._train.begin(order, self._gate)
         return True
@@ -68,7 +72,8 @@ class Rank:
             self._gate.release(attempt)
 
     def interrupt(self, generation: int) -> None:
-        """End the generation here."""
+        """End the generation here; one that has not begun here will not."""
+        self._interrupted = max(self._interrupted, generation)
         if generation == self._generation:
             self._gate.interrupt()
 

@@ -1,7 +1,7 @@
 """The smallest elastic run: a regression with DDP. Start it either way; kill what you like meanwhile.
 
-    elastic run examples/minimal.py:train --workers 1:2 --storage /tmp/runs --name minimal
-    python examples/minimal.py
+elastic run examples/minimal.py:train --workers 1:2 --storage /tmp/runs --name minimal
+python examples/minimal.py
 """
 
 import torch

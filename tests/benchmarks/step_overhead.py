@@ -81,7 +81,9 @@ def main() -> None:
         table.add_row(name, *(f"{value:.1f}" for value in (found[name], min(values), max(values))))
     Console().print(table)
     if arguments.json:
-        print(json.dumps({"us_per_step": found["with a loader"], "us_per_step_without_loader": found["without a loader"]}))
+        print(
+            json.dumps({"us_per_step": found["with a loader"], "us_per_step_without_loader": found["without a loader"]})
+        )
 
 
 if __name__ == "__main__":
