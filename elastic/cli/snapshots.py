@@ -9,7 +9,9 @@ import typer
 
 from elastic.cli.output import command
 from elastic.cli.snapshots_diff import diff
+from elastic.cli.snapshots_export import export
 from elastic.cli.snapshots_gc import gc, pin_snapshot, unpin_snapshot
+from elastic.cli.snapshots_import import import_snapshot
 from elastic.cli.snapshots_list import list_snapshots
 from elastic.cli.snapshots_show import show
 from elastic.cli.snapshots_verify import verify_snapshots
@@ -33,4 +35,6 @@ def register(app: typer.Typer) -> None:
     group.command("pin", help="Keep a snapshot whatever retention says.")(command(pin_snapshot))
     group.command("unpin", help="Leave a snapshot to retention again.")(command(unpin_snapshot))
     group.command("gc", help="Remove what no rule keeps and nothing needs.")(command(gc))
+    group.command("export", help="Tensors as safetensors or as a DCP directory.")(command(export))
+    group.command("import", help="Weights from elsewhere as a snapshot to start from.")(command(import_snapshot))
     app.add_typer(group, name="snapshots")

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from elastic.protocol.shares import ALIGNMENT_BYTES
 from elastic.snapshot.chunk_table import ChunkTable, Ints
 from elastic.snapshot.layout import Box, TensorSpec
 from elastic.snapshot.restore_plan import RestorePlan, plan_restore
@@ -48,7 +49,7 @@ def cut(spec: TensorSpec, most_bytes: int = WINDOW_BYTES) -> Iterator[Box]:
 
 
 class BoxStream:
-    """Reads boxes of one snapshot. Holds one window of boxes and one of chunks, whatever is read."""
+    """Reads boxes of one snapshot. Holds one window of boxes, always in the same memory, and one of chunks."""
 
     def __init__(self, table: ChunkTable, source: VerifiedSource, window_bytes: int = WINDOW_BYTES) -> None:
         self._table, self._source, self._window_bytes = table, source, window_bytes
@@ -63,22 +64,23 @@ class BoxStream:
         Names are those of tensors, not aliases. Raises CorruptSnapshot if a chunk has no good copy.
         """
         sizes = [math.prod(box.shape) * self._table.specs[self._ids[name]].itemsize for name, box in wanted]
+        places = [-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes]
         start = 0
         while start < len(wanted):
-            stop, total = start + 1, sizes[start]
-            while stop < len(wanted) and total + sizes[stop] <= self._window_bytes:
-                total += sizes[stop]
+            stop, total = start + 1, places[start]
+            while stop < len(wanted) and total + places[stop] <= self._window_bytes:
+                total += places[stop]
                 stop += 1
-            yield from self._window(wanted[start:stop], sizes[start:stop])
+            yield from self._window(wanted[start:stop], sizes[start:stop], places[start:stop])
             start = stop
 
-    def _window(self, wanted: Sequence[Wanted], sizes: Sequence[int]) -> Iterator[Raw]:
-        ends = np.cumsum(sizes)
+    def _window(self, wanted: Sequence[Wanted], sizes: Sequence[int], places: Sequence[int]) -> Iterator[Raw]:
+        begin = np.cumsum([0, *places[:-1]])
+        ends = begin + sizes
         if len(self._buffer) < ends[-1]:
-            self._buffer = np.empty(int(ends[-1]), np.uint8)
+            self._buffer = np.empty(max(int(ends[-1]), self._window_bytes), np.uint8)
         part = self._part({name for name, _ in wanted})
         plan = plan_restore(part, wanted, self._window_bytes)
-        begin = ends - sizes
         for window, copies in zip(plan.windows, plan.copies):
             chunks = self._source.read(part, plan.rows[window])
             for copy in range(copies.start, copies.stop):
