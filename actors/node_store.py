@@ -24,6 +24,7 @@ from actors.outbox import Outbox
 from elastic.clock import now, wall
 from elastic.errors import ElasticError, SnapshotError
 from elastic.protocol.shares import ShareReport, SlotRef, StagedShare
+from elastic.snapshot.arena import sweep_arenas
 from elastic.snapshot.collect import collect
 from elastic.snapshot.committer import commit_remote
 from elastic.snapshot.index import SnapshotIndex
@@ -34,6 +35,9 @@ from elastic.snapshot.retention import keep_last
 from elastic.storage.blob_store import open_store
 
 log = logging.getLogger("elastic.store")
+
+
+ARENA_PREFIX = "elastic-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Upload:
 
 def arena_path(directory: str, run: str, node: str) -> str:
     """Where the arenas of a node lie; whoever acts out a node's death removes it."""
-    return os.path.join(directory, f"elastic-{run}-{node[:12]}")
+    return os.path.join(directory, f"{ARENA_PREFIX}{run}-{node[:12]}")
 
 
 def _presence(index: SnapshotIndex) -> dict[str, bool]:
@@ -105,6 +109,7 @@ class NodeStore:
     def __init__(self, spec: StoreSpec) -> None:
         self.spec = spec
         self.outbox = Outbox()
+        sweep_arenas(spec.arena_directory, ARENA_PREFIX)  # of stores that were killed on this machine
         path = arena_path(spec.arena_directory, spec.run, spec.node)
         self.tier = NodeTier(path, algorithm=spec.checksum)
         self._generation = 0
