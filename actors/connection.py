@@ -49,9 +49,12 @@ def local_clusters() -> list[str]:
 
     logging.getLogger(services.__name__).setLevel(logging.ERROR)  # it warns of clusters that it does not choose
     services.find_gcs_addresses.cache_clear()
-    chosen = services.get_ray_address_from_environment("auto", None)
-    found = dict.fromkeys([*([chosen] if chosen else []), *sorted(services.find_gcs_addresses())])
-    return [address for address in found if answers(address)]
+    try:
+        chosen = [services.get_ray_address_from_environment("auto", None)]
+    except ConnectionError:
+        chosen = []
+    found = dict.fromkeys([*chosen, *sorted(services.find_gcs_addresses())])
+    return [address for address in found if address and answers(address)]
 
 
 def answers(address: str) -> bool:
