@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elastic.cli.output import count, print_json
 from elastic.cli.snapshots_find import WHICH, AsJson, RunName, Storage, find
 from elastic.cli.snapshots_text import columns, size
-from elastic.snapshot.difference import Difference, difference
+
+if TYPE_CHECKING:
+    from elastic.snapshot.difference import Difference
 
 SHOWN = 40
 
@@ -25,6 +27,8 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Tensors that changed (elements, largest change, relative norm), that came and went, and other state by path."""
+    from elastic.snapshot.difference import difference
+
     found = find(storage, run)
     other = find(storage, to_run) if to_run else found
     a, b = found.one(first), other.one(second)

@@ -13,7 +13,6 @@ from elastic.cli.snapshots_find import WHICH, AsJson, RunName, Storage, find
 from elastic.cli.snapshots_text import size
 from elastic.cli.tune_units import size_bytes
 from elastic.errors import ConfigError
-from elastic.snapshot.export import choose
 
 SHOWN_FILES = 8
 
@@ -34,6 +33,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the tensors, every chunk checked. What is no tensor (learning rates, counters, data cursor) stays."""
+    from elastic.snapshot.export import choose
+
     if out is None:
         raise ConfigError("--out", None, "name a directory to make")
     shard_bytes = int(size_bytes("--shard-size", shard_size))

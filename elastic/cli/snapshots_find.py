@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elastic.cli.local_runs import local_runs
 from elastic.cli.run_settings import absolute
 from elastic.errors import ClusterError, ConfigError, CorruptSnapshot
-from elastic.snapshot.manifest import SnapshotRef
 from elastic.snapshot.names import listing
 from elastic.snapshot.object_names import check_part, pins_prefix
-from elastic.snapshot.reader import SnapshotCatalog
 from elastic.storage.blob_store import BlobStore, open_store
+
+if TYPE_CHECKING:
+    from elastic.snapshot.manifest import SnapshotRef
+    from elastic.snapshot.reader import SnapshotCatalog
 
 Storage = Annotated[
     str | None, typer.Option("--storage", help="DIR or s3://BUCKET/PREFIX; default: that of the run on this machine.")
@@ -62,6 +64,8 @@ class Found:
 
 def find(storage: str | None, run: str | None) -> Found:
     """The run in the storage. Raises ConfigError if it is not clear which, ClusterError if it is not there."""
+    from elastic.snapshot.reader import SnapshotCatalog
+
     url = absolute(storage) if storage else announced_storage(run)
     store = open_store(url)
     if run is None:

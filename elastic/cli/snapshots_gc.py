@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,13 +19,14 @@ from elastic.cli.output import count, print_json, say
 from elastic.cli.snapshots_find import WHICH, AsJson, Found, RunName, Storage, find
 from elastic.cli.snapshots_text import age, size
 from elastic.errors import ConfigError
-from elastic.observe.history import read_history
-from elastic.snapshot.collect import GRACE_S, CollectionReport, collect, pin, unpin
-from elastic.snapshot.manifest import SnapshotRef
 from elastic.snapshot.object_names import parse_key
-from elastic.snapshot.reader import READ_THREADS
 from elastic.snapshot.retention import Retention, best, every_hours, every_steps, everything, keep_last
 
+if TYPE_CHECKING:
+    from elastic.snapshot.collect import CollectionReport
+    from elastic.snapshot.manifest import SnapshotRef
+
+SIZES_AT_ONCE = 8
 SHOWN_FILES = 20
 
 
@@ -50,6 +51,8 @@ def unpin_snapshot(
 
 
 def _set_pin(found: Found, which: str, pinned: bool, as_json: bool) -> None:
+    from elastic.snapshot.collect import pin, unpin
+
     ref = found.one(which)
     (pin if pinned else unpin)(found.store, ref)
     if as_json:
@@ -72,7 +75,7 @@ def gc(
     ] = None,
     grace: Annotated[
         float, typer.Option("--grace", help="Seconds that files stay after their snapshot was let go, for readers.")
-    ] = GRACE_S,
+    ] = 3600.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go and why the rest stays.")] = False,
     storage: Storage = None,
     run: RunName = None,
@@ -82,6 +85,8 @@ def gc(
 
     Without a rule all snapshots stay, and only the leftovers of writes that failed are removed.
     """
+    from elastic.snapshot.collect import collect
+
     if name and run and name != run:
         raise ConfigError("--run", run, f"it is also given as {name!r}; name one run")
     if not grace >= 0:
@@ -133,12 +138,16 @@ def retention_of(
 def _live_generation(found: Found) -> int | None:
     """The generation whose attempts may still be written; None for a run that said that it has ended, or never began:
     then the age alone decides."""
+    from elastic.observe.history import read_history
+
     history = read_history(found.store, found.run)
     return None if history.ended or not history.generation else history.generation
 
 
 def _later(found: Found, planned: CollectionReport, rule: Retention, generation: int | None) -> list[str]:
     """Files of snapshots that are let go now, which go once the grace time is over."""
+    from elastic.snapshot.collect import collect
+
     dropped = {ref.directory for ref in planned.drop}
     if not dropped:
         return []
@@ -155,7 +164,7 @@ def _sizes(found: Found, keys: Sequence[str]) -> dict[str, int]:
         except KeyError:
             return 0
 
-    with ThreadPoolExecutor(READ_THREADS) as threads:
+    with ThreadPoolExecutor(SIZES_AT_ONCE) as threads:
         return dict(zip(keys, threads.map(size_of, keys)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,13 +14,13 @@ from elastic.cli.run_settings import absolute
 from elastic.cli.snapshots_find import AsJson, Storage
 from elastic.cli.snapshots_text import size
 from elastic.errors import ConfigError
-from elastic.snapshot.foreign import Foreign, weights_of
-from elastic.snapshot.imports import import_weights
 from elastic.snapshot.names import listing
 from elastic.snapshot.object_names import check_part
-from elastic.snapshot.reader import SnapshotCatalog
 from elastic.snapshot.safetensors_file import INDEX_SUFFIX
 from elastic.storage.blob_store import open_store
+
+if TYPE_CHECKING:
+    from elastic.snapshot.foreign import Foreign
 
 
 def import_snapshot(
@@ -34,6 +34,10 @@ def import_snapshot(
     as_json: AsJson = False,
 ) -> None:
     """Commit weights as a snapshot of a new run, to start from. Nothing but torch's weights_only loader unpickles."""
+    from elastic.snapshot.foreign import weights_of
+    from elastic.snapshot.imports import import_weights
+    from elastic.snapshot.reader import SnapshotCatalog
+
     if run is None or not storage:
         field, cure = ("--run", "name the run to make") if run is None else ("--storage", "say where to store it")
         raise ConfigError(field, None, cure)

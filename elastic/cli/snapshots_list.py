@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,9 +15,11 @@ from elastic.cli.output import print_json
 from elastic.cli.snapshots_find import AsJson, Found, RunName, Storage, find, pinned_directories
 from elastic.cli.snapshots_text import age, columns, durable_survives, memory_survives, size
 from elastic.errors import ConfigError, ElasticError, RestoreError
-from elastic.snapshot.manifest import SnapshotRef
-from elastic.snapshot.reader import READ_THREADS
 
+if TYPE_CHECKING:
+    from elastic.snapshot.manifest import SnapshotRef
+
+MANIFESTS_AT_ONCE = 8
 WEIGHTS_ONLY, TRAINING = "weights", "training"
 
 
@@ -85,7 +87,7 @@ def durable_rows(found: Found, now_s: float) -> list[dict[str, Any]]:
             "metrics": dict(manifest.metrics),
         }
 
-    with ThreadPoolExecutor(READ_THREADS) as threads:
+    with ThreadPoolExecutor(MANIFESTS_AT_ONCE) as threads:
         return list(threads.map(row, found.refs))
 
 

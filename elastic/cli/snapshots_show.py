@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from elastic.cli.output import count, number, print_json
 from elastic.cli.snapshots_find import WHICH, AsJson, Found, RunName, Storage, find, pinned_directories
 from elastic.cli.snapshots_text import age, columns, durable_survives, size
-from elastic.snapshot.index import SnapshotIndex
-from elastic.snapshot.manifest import Manifest, SnapshotRef
-from elastic.snapshot.written_boxes import WrittenBox, written_boxes
+
+if TYPE_CHECKING:
+    from elastic.snapshot.index import SnapshotIndex
+    from elastic.snapshot.manifest import Manifest, SnapshotRef
+    from elastic.snapshot.written_boxes import WrittenBox
 
 SHOWN_TENSORS = 20
 """So many are shown without ``--tensors``, the largest first."""
@@ -27,6 +29,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """One snapshot: tensors with dtype, shape and boxes, mesh, moment, versions, topology, parents, files."""
+    from elastic.snapshot.written_boxes import written_boxes
+
     found = find(storage, run)
     ref = found.one(which)
     manifest, index = found.catalog.manifest(ref), found.catalog.open(ref)

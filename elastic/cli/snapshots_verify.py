@@ -6,7 +6,7 @@ The exit code is 0 if all are good and 5 if any is damaged; damage is named by t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,8 +14,10 @@ from elastic.cli.output import count, print_json, say, seconds
 from elastic.cli.snapshots_find import WHICH, AsJson, Found, RunName, Storage, find
 from elastic.cli.snapshots_text import size
 from elastic.errors import ConfigError, CorruptSnapshot
-from elastic.snapshot.manifest import SnapshotRef
-from elastic.snapshot.verify import VerifyReport, verify
+
+if TYPE_CHECKING:
+    from elastic.snapshot.manifest import SnapshotRef
+    from elastic.snapshot.verify import VerifyReport
 
 SHOWN_PROBLEMS = 20
 
@@ -31,6 +33,8 @@ def verify_snapshots(
     as_json: AsJson = False,
 ) -> None:
     """Marker, manifest, files, coverage; with --deep every byte. Exit code 5 if anything is damaged."""
+    from elastic.snapshot.verify import verify
+
     if which and every:
         raise ConfigError("STEP|ID", which, "leave it out with --all")
     found = find(storage, run)

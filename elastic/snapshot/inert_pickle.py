@@ -66,7 +66,9 @@ class _Machine:
 
     def to_mark(self) -> list[Any]:
         """Everything above the last mark, taken off with it."""
-        at = next(i for i in reversed(range(len(self.stack))) if self.stack[i] is _MARK)
+        at = next((i for i in reversed(range(len(self.stack))) if self.stack[i] is _MARK), -1)
+        if at < 0:
+            raise IndexError("there is no mark")
         items = self.stack[at + 1 :]
         del self.stack[at:]
         return items
