@@ -19,6 +19,8 @@ from elastic.snapshot.manifest import SnapshotRef
 MOST_METRICS = 200_000
 """Steps whose metrics are kept in memory; beyond that the oldest half is thinned. The journal has all of them."""
 RECENT_STEPS = 20
+ORDINARY = ("a stop comes first", "the ranks reached their last step", "the generation ended", "a survivor was lost")
+"""Reasons to give up a snapshot that something else tells better."""
 _DECISIONS = (life.BeginGeneration, life.EndRun, life.KillMember)
 
 
@@ -161,8 +163,9 @@ class Chronicle:
                 break
 
     def abandoned(self, state: RoundState) -> None:
-        """A snapshot attempt was given up."""
-        self.alarm(f"snapshot ({state.purpose}) given up: {state.reason}")
+        """A snapshot attempt was given up. Only where that is not in the course of things should a person see it."""
+        if not state.reason.startswith(ORDINARY):
+            self.alarm(f"snapshot ({state.purpose}) given up: {state.reason}")
 
     def alarm(self, text: str) -> None:
         """Something a person should see; training goes on."""

@@ -17,7 +17,6 @@ import json
 import logging
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -172,7 +171,7 @@ def main() -> None:
             good = result[key][shape] <= TARGETS[key][shape]
             cells.append(f"[{'green' if good else 'red'}]{result[key][shape]:.2f}[/] (≤ {TARGETS[key][shape]:g})")
         table.add_row(*cells)
-    Console(file=sys.stderr if arguments.json else sys.stdout).print(table)
+    Console().print(table)
     if arguments.json:
         print(json.dumps({**result, "seconds": measured, "threads": arguments.threads, "quick": arguments.quick}))
 

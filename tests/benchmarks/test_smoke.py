@@ -34,11 +34,10 @@ def test_a_quick_run_prints_its_keys(name: str) -> None:
         [sys.executable, str(HERE / f"{name}.py"), "--quick", "--json"],
         cwd=HERE.parents[1],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     *table, last = done.stdout.rstrip().splitlines()
     assert KEYS[name] <= set(json.loads(last))
-    assert len(table) > 3
+    assert len(table) >= 3
