@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 from elastic.clock import now
 from elastic.data.ledger import LedgerEntry, LedgerRow, encode_row
@@ -97,6 +97,7 @@ class Run:
         self._stager = Stager()
         self._attached: Attached | None = None
         self._guard: BoundaryGuard | None = None
+        self._generators: Mapping[str, Any] | None = None
         self._loader: ElasticLoader | None = None
         self._step = 0
         self._ledger: list[tuple[int, LedgerEntry]] = []
@@ -140,6 +141,12 @@ class Run:
         found = self._link.restore_source()
         if found is not None:
             index, source, tier = found
+            if self._context.rng == "saved" and index.mesh != self.mesh:
+                raise ConfigError(
+                    "rng",
+                    "saved",
+                    f"the snapshot has generator states of {index.mesh}, and this is {self.mesh}: use rng='derived'",
+                )
             self.restored = replace(restore(self._attached, index, source), tier=tier)
             self._link.restored(self.restored)
         return self.restored
@@ -167,12 +174,15 @@ class Run:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the counters of a snapshot."""
         self._step = int(state["step"])
-        if self._context.rng == "saved" and "generators" in state:
-            load_generators(state["generators"])
+        self._generators = state.get("generators")
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def steps(self, loader: ElasticLoader | None = None, *, until_step: int | None = None) -> Iterator[Batch | None]:
+    @overload
+    def steps(self, loader: ElasticLoader, *, until_step: int | None = None) -> Iterator[Batch]: ...
+    @overload
+    def steps(self, loader: None = None, *, until_step: int) -> Iterator[None]: ...
+    def steps(self, loader: ElasticLoader | None = None, *, until_step: int | None = None) -> Iterator[Any]:
         """One turn is one optimizer step; between two turns is the boundary.
 
         Yields the batch of each step (None without a loader) until ``until_step`` steps are finished over the run's
@@ -226,6 +236,8 @@ class Run:
         assert self._attached is not None
         self._guard = BoundaryGuard(self._attached)
         self._guard.mark()
+        if self._context.rng == "saved" and self._generators is not None:
+            load_generators(self._generators)
         self._publish_share_bytes()
         if self._context.hold:
             self._gate.will_hold(self._step)

@@ -15,6 +15,7 @@ import pytest
 from support.cluster import TestCluster, when
 
 from elastic.data.ledger import decode_row
+from elastic.errors import ConfigError
 from elastic.journal import PREFIX, decode
 from elastic.result import Result
 from elastic.storage.blob_store import open_store
@@ -117,3 +118,16 @@ def test_a_new_cluster_resumes_from_storage_alone_and_changes_no_bit(
     assert 0 < result.generations[0].restored_step <= step
     assert result.generations[0].generation > 1
     assert_same(result, reference)
+
+
+def test_saved_generators_bring_the_same_draws_back_and_need_the_same_mesh(cluster: TestCluster, trainer: Any) -> None:
+    cluster.ensure(4)
+    quiet = trainer(name="saved-quiet", config=CONFIG, workers=2, rng="saved").fit()
+    config = {**CONFIG, "faults": [("kill", 23, 1, 1)]}
+    killed = trainer(name="saved", config=config, workers=2, rng="saved", interval="7 steps").fit()
+    (incident,) = killed.incidents
+    assert "saved generator states" in incident.not_live
+    ours, theirs = killed.load_state(), quiet.load_state()
+    assert [name for name in theirs if ours[name].tobytes() != theirs[name].tobytes()] == []
+    with pytest.raises(ConfigError, match="rng='derived'"):
+        trainer(name="saved", config={**CONFIG, "steps": 50}, workers=3, rng="saved").fit()
