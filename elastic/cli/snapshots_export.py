@@ -18,7 +18,7 @@ SHOWN_FILES = 8
 
 
 def export(
-    which: Annotated[str, typer.Argument(metavar="[STEP|ID]", help=WHICH)] = "latest",
+    which: Annotated[str, typer.Argument(metavar="STEP|ID", help=WHICH)] = "latest",
     form: Annotated[
         Literal["safetensors", "dcp"], typer.Option("--to", help="dcp is for torch.distributed.checkpoint.load.")
     ] = "safetensors",

@@ -63,7 +63,7 @@ def _set_pin(found: Found, which: str, pinned: bool, as_json: bool) -> None:
 
 
 def gc(
-    name: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The same as --run.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="RUN", help="The same as --run.")] = None,
     keep: Annotated[int | None, typer.Option("--keep", help="Keep the newest N.")] = None,
     steps: Annotated[int | None, typer.Option("--every-steps", help="Keep one every N steps.")] = None,
     hours: Annotated[float | None, typer.Option("--every-hours", help="Keep one every H hours.")] = None,
@@ -211,7 +211,5 @@ def lines(
         text.append(f"  and {len(report.delete) - SHOWN_FILES} more; see them with --json")
     if later and grace_s:
         amount = size(sum(sizes.get(key, 0) for key in later))
-        text.append(
-            f"{count(len(later), 'file')} more, {amount}, can go {age(grace_s)} after that, when gc is run again"
-        )
+        text.append(f"{count(len(later), 'file')} more, {amount}, can go in {age(grace_s)}, when gc is run again")
     return text

@@ -24,7 +24,7 @@ WEIGHTS_ONLY, TRAINING = "weights", "training"
 
 
 def list_snapshots(
-    name: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The same as --run.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="RUN", help="The same as --run.")] = None,
     storage: Storage = None,
     run: RunName = None,
     address: Annotated[str | None, typer.Option("--address", help="The Ray cluster of a live run.")] = None,

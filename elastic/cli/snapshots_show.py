@@ -22,7 +22,7 @@ SHOWN_TENSORS = 20
 
 
 def show(
-    which: Annotated[str, typer.Argument(metavar="[STEP|ID]", help=WHICH)] = "latest",
+    which: Annotated[str, typer.Argument(metavar="STEP|ID", help=WHICH)] = "latest",
     tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor, with its boxes.")] = False,
     storage: Storage = None,
     run: RunName = None,

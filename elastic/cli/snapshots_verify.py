@@ -23,7 +23,7 @@ SHOWN_PROBLEMS = 20
 
 
 def verify_snapshots(
-    which: Annotated[str | None, typer.Argument(metavar="[STEP|ID]", help=f"{WHICH} Default: latest.")] = None,
+    which: Annotated[str | None, typer.Argument(metavar="STEP|ID", help=f"{WHICH} Default: latest.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every committed snapshot of the run.")] = False,
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every chunk, too; else files, sizes and coverage.")

@@ -46,7 +46,7 @@ def export_dcp(
         writer = FileSystemWriter(directory, thread_count=1, per_thread_copy_ahead=0)
         _save(writer, planner)
         names = tuple(sorted(entry.name for entry in directory.iterdir()))
-    notes = (f"{len(chosen.ties)} tied names were written with data of their own",) if chosen.ties else ()
+    notes = (f"tied names, each with data of its own: {len(chosen.ties)}",) if chosen.ties else ()
     nbytes = sum(tensor.spec.nbytes for tensor in tensors)
     return ExportReport(str(out), names, len(tensors), nbytes, chosen.left_out, notes)
 

@@ -51,7 +51,7 @@ def export_safetensors(
             names.append(f"{STEM}{INDEX_SUFFIX}")
             _write_whole(directory / names[-1], iter([json.dumps(body, indent=2).encode()]))
         _sync(directory)
-    notes = (f"{len(chosen.ties)} tied names are in __metadata__, without data of their own",) if chosen.ties else ()
+    notes = (f"tied names, in __metadata__ without data of their own: {len(chosen.ties)}",) if chosen.ties else ()
     return ExportReport(str(out), tuple(names), len(chosen.tensors), total, chosen.left_out, notes)
 
 

@@ -261,8 +261,16 @@ def assert_imported(store: LocalBlobs, run: str, model: nn.Module, call: Any) ->
 
 
 def test_an_exported_model_comes_back_from_every_format(
-    saved: SnapshotRef, model: Everything, store: LocalBlobs, call: Any, tmp_path: Path
+    saved: SnapshotRef,
+    model: Everything,
+    store: LocalBlobs,
+    call: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from elastic.snapshot import export_dcp
+
+    monkeypatch.setattr(export_dcp, "ITEM_BYTES", 200)  # so that DCP has several boxes of a tensor
     out = tmp_path / "out"
     for number, flags in enumerate(
         (["--to", "safetensors"], ["--to", "safetensors", "--shard-size", "500"], ["--to", "dcp"])

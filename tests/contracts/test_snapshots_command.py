@@ -265,6 +265,14 @@ def test_diff_tells_what_changed_between_two_steps(refs: list[SnapshotRef], call
     assert "no difference" in text("diff", "10", "10")
 
 
+def test_diff_compares_with_another_run_of_the_storage(refs: list[SnapshotRef], store: LocalBlobs, call: Call) -> None:
+    store.put("other/run.json", b"{}")
+    error = call("diff", "0", "0", "--run", RUN, "--to-run", "other", exit_code=2)["error"]["text"]
+    assert "run 'other' has no committed snapshot" in error
+    assert not call("diff", "0", "20", "--run", RUN, "--to-run", RUN, "--names", "linear.b")["same"]
+    assert call("diff", "0", "20", "--run", RUN, "--to-run", RUN, "--names", "embedding")["same"]
+
+
 # ---- pin, unpin, gc
 
 

@@ -16,8 +16,10 @@ from elastic.storage.remote_blobs import RemoteBlobs
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1_048_000, "1023 KiB")]
-    + [(5 << 30, "5 GiB"), (10 * 2**40, "10 TiB"), (2**60, "1024 PiB")],
+    [
+        *((0, "0 B"), (999, "999 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1_048_000, "1023 KiB")),
+        *((5 << 30, "5 GiB"), (10 * 2**40, "10 TiB"), (2**60, "1024 PiB")),
+    ],
 )
 def test_a_size_has_the_unit_that_suits_it(nbytes: int, text: str) -> None:
     assert size(nbytes) == text
