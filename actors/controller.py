@@ -269,7 +269,13 @@ class Controller:
             self.post(life.AtEnd(at, member, generation, event.step))
         elif event.kind == "restored":
             self.journal.note(
-                "restored", generation=generation, member=member, seconds=event.took_s, bytes=dict(event.restored_from)
+                "restored",
+                generation=generation,
+                member=member,
+                step=event.step,
+                mode=event.mode,
+                seconds=event.took_s,
+                bytes=dict(event.restored_from),
             )
         elif event.kind == "departed":
             if event.metrics:

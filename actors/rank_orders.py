@@ -75,5 +75,7 @@ class RankEvent:
     samples: int = 0
     metrics: tuple[tuple[int, float, dict[str, float]], ...] = ()
     """For departed: rows of finished steps that were not collected before."""
+    mode: str = ""
+    """For restored: strict, training or weights."""
     restored_from: Mapping[str, int] = field(default_factory=dict)
     """For restored: bytes by place."""

@@ -104,6 +104,7 @@ class _Link:
                 self.generation,
                 report.step,
                 took_s=report.seconds,
+                mode=report.mode,
                 restored_from=dict(report.bytes_from),
             )
         )

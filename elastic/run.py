@@ -147,7 +147,13 @@ class Run:
                     "saved",
                     f"the snapshot has generator states of {index.mesh}, and this is {self.mesh}: use rng='derived'",
                 )
-            self.restored = replace(restore(self._attached, index, source), tier=tier)
+            # Imported weights are all that their snapshot has: a warm start, told as such. Everything else is strict.
+            weights_only = bool(index.manifest) and not any(index.manifest["has"].values())
+            mode = "weights" if weights_only else "strict"
+            self.restored = replace(restore(self._attached, index, source, mode), tier=tier)
+            if weights_only:
+                self._step = index.step
+            log.info("restored step %d from %s, mode %s", index.step, tier, mode)
             self._link.restored(self.restored)
         return self.restored
 
