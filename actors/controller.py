@@ -13,19 +13,19 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 
 from actors.cadence import Cadence
 from actors.chronicle import Chronicle
-from actors.cluster_view import head_pin, living_nodes
-from actors.entry import EntryPoint
+from actors.cluster_view import head_pin
+from actors.controller_spec import ControllerSpec
 from actors.journal_writer import JournalWriter
 from actors.members import Members
 from actors.names import NAMESPACE, rendezvous_name
+from actors.observer import Observer
 from actors.rank_orders import GenerationOrder, RankEvent
 from actors.rendezvous import Rendezvous
 from actors.resume import what_is_durable
@@ -33,36 +33,22 @@ from actors.rounds import RoundShell
 from actors.uploads import Uploaded, UploadShell
 from actors.watch import kill
 from elastic.clock import now, wall
-from elastic.config import RunConfig, ScalingConfig
 from elastic.errors import ElasticError, InternalError
 from elastic.protocol import run_lifecycle as life
 from elastic.protocol.machine import Machine
 from elastic.protocol.membership import smallest
-from elastic.protocol.run_lifecycle import Limits, RunState
+from elastic.protocol.run_lifecycle import RunState
 from elastic.protocol.snapshot_round import COMMITTED, LIVE, RoundState
 from elastic.protocol.tiers import NodeSnapshot, RemoteSnapshot
 from elastic.result import Result
 from elastic.storage.blob_store import open_store
-from policies.online import Failed, Restored, Running, Written
+from policies.online import Failed, Restored, Written
 
 log = logging.getLogger("elastic.controller")
 
-VIEW_EVERY_S = 0.25
-MEASURE_EVERY_S = 0.25
 FLUSH_EVERY_S = 3.0
 LINGER_S = 120.0
 """How long the controller of a run that ended waits to be asked for the result, before it ends itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerSpec:
-    """What a controller is told once."""
-
-    scaling: ScalingConfig
-    run: RunConfig
-    entry: EntryPoint
-    config: Any
-    runtime_env: dict[str, Any] | None = None
 
 
 class Controller:
@@ -73,40 +59,31 @@ class Controller:
         self.name = spec.run.name
         self.store = open_store(spec.run.storage_path)
         self.journal = JournalWriter(self.store, self.name, f"c{int(wall())}-{secrets.token_hex(3)}")
-        scaling, failures = spec.scaling, spec.run.failures
         self.machine: Machine[RunState] = Machine(
-            "run",
-            life.TABLE,
-            RunState(
-                Limits(
-                    mesh=dict(scaling.mesh),
-                    min_workers=scaling.min_workers,
-                    max_workers=scaling.max_workers,
-                    replicas=spec.run.snapshots.replicas,
-                    max_failures_without_progress=failures.max_failures_without_progress,
-                    max_user_errors=failures.max_user_errors,
-                    unwind_timeout_s=failures.unwind_timeout_s,
-                    form_timeout_s=failures.form_timeout_s,
-                    wait_for_workers_s=failures.wait_for_workers_s,
-                    wait_for_cluster_s=failures.wait_for_cluster_s,
-                ),
-                target=scaling.max_workers,
-            ),
+            "run", life.TABLE, RunState(spec.limits, target=spec.scaling.max_workers)
         )
         self.chronicle = Chronicle(self.name, spec.run.storage_path)
         self.rounds = RoundShell(self._round_ended, self._before_commit)
         self.members = Members(spec, self.post, self.rank_said, lambda event: self.rounds.store_said(event))
         self.uploads = UploadShell(lambda: self.members.stores, self._uploaded, self._upload_failed, spec.run.snapshots)
-        self.cadence: Cadence | None = None
+        self.cadence = Cadence(spec.run.snapshots, spec.scaling.min_workers, now(), self.journal.note)
+        self.observer = Observer(
+            state=lambda: self.machine.state,
+            post=self.post,
+            resources=spec.scaling.resources,
+            members=self.members,
+            rounds=self.rounds,
+            uploads=self.uploads,
+            chronicle=self.chronicle,
+            cadence=self.cadence,
+            journal=self.journal,
+        )
         self.rendezvous: tuple[str, int] | None = None
         self._rendezvous_actor: Any = None
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = asyncio.Event()
-        self._seen: dict[str, tuple[int, str]] | None = None
-        self._measured_at = 0.0
         self._node_commits = 0
-        self._was_uploading = False
 
     # --- calls of the driver and of commands ---------------------------------------------------------------------
 
@@ -120,9 +97,7 @@ class Controller:
             return
         state = self.machine.state
         self.machine.state = life.resumed(state, found.generation, found.snapshots)
-        self.uploads.previous = None
         self.journal.generation = found.generation
-        self.cadence = Cadence(self.spec.run.snapshots, max(1, state.limits.min_workers), now(), self.journal.note)
         resources = await loop.run_in_executor(None, head_pin)
         self._rendezvous_actor = Rendezvous.options(  # type: ignore[attr-defined]
             name=rendezvous_name(self.name),
@@ -131,7 +106,7 @@ class Controller:
             resources=resources,
             runtime_env=self.spec.runtime_env,
         ).remote()
-        for work in (self._main(), self._view(), self._measure(), self._flush(), self._meet()):
+        for work in (self._main(), self.observer.watch_nodes(), self.observer.measure(), self._flush(), self._meet()):
             self._tasks.append(loop.create_task(self._guard(work)))
 
     async def result(self) -> Result:
@@ -237,8 +212,7 @@ class Controller:
     def _begin(self, command: life.BeginGeneration) -> None:
         nodes = [self.machine.state.members[name].node for name in command.ranks]
         self.chronicle.began(command, tuple(nodes), now())
-        if self.cadence is not None:
-            self.cadence.resized(now(), len(set(nodes)))
+        self.cadence.resized(now(), len(set(nodes)))
         assert self.rendezvous is not None
         for rank, name in enumerate(command.ranks):
             order = GenerationOrder(
@@ -305,9 +279,8 @@ class Controller:
             failure = "node" if incident.kind == "node" else "process"
             self.journal.note("failure", **{"class": failure})
             self.journal.note("restore", seconds=incident.rto_s, **{"class": failure})
-            if self.cadence is not None:
-                self.cadence.observe(Failed(now(), failure))
-                self.cadence.observe(Restored(now(), incident.rto_s, failure))
+            self.cadence.observe(Failed(now(), failure))
+            self.cadence.observe(Restored(now(), incident.rto_s, failure))
 
     # --- snapshots -----------------------------------------------------------------------------------------------
 
@@ -318,7 +291,6 @@ class Controller:
             held = self.chronicle.entry_step
         elif command.purpose == "final":
             held = max(state.at_end.values())
-        periodic = command.purpose == "periodic" and self.cadence is not None
         self.rounds.start(
             purpose=command.purpose,
             stop=command.stop,
@@ -332,7 +304,7 @@ class Controller:
             share_bytes=self.members.share_bytes(state),
             held_step=held,
             committed_step=max((snapshot.step for snapshot in state.node_snapshots), default=0),
-            wanted_step=self.cadence.wanted_step if periodic and self.cadence else 0,
+            wanted_step=self.cadence.wanted_step if command.purpose == "periodic" else 0,
             step_s=self.chronicle.step_s,
             synchronous=self.spec.run.snapshots.synchronous,
         )
@@ -382,17 +354,16 @@ class Controller:
             return
         report = self.chronicle.committed(state, at - self.rounds.started_at, at)
         self._node_commits += 1
-        every = self.cadence.remote_every if self.cadence is not None else 1
+        every = self.cadence.remote_every
         # The live tier is taken in the middle of a recovery; the next round makes it durable.
         due = state.purpose in ("entry", "final", "stop") or (state.purpose != LIVE and self._node_commits % every == 0)
         synchronous = self.spec.run.snapshots.synchronous
         uploading = self.uploads.committed(state, due=due or synchronous)
         if synchronous and not uploading:
             self.rounds.release(state.attempt, state.generation)
-        if self.cadence is not None:
-            self.cadence.captured(at, state.step, report.stall_s, uploading)
-            self.journal.note("write", seconds=report.drain_s, tier="node")
-            self.cadence.observe(Written(at, max(report.drain_s, 1e-6)))
+        self.cadence.captured(at, state.step, report.stall_s, uploading)
+        self.journal.note("write", seconds=report.drain_s, tier="node")
+        self.cadence.observe(Written(at, max(report.drain_s, 1e-6)))
         self.post(
             life.NodeCommitted(
                 at,
@@ -407,8 +378,7 @@ class Controller:
         self.chronicle.durable(ref, uploaded.seconds)
         self.journal.note("durable", attempt=ref.attempt, step=ref.step, directory=ref.directory)
         self.journal.note("write", seconds=uploaded.seconds, tier="remote")
-        if self.cadence is not None:
-            self.cadence.observe(Written(at, uploaded.seconds, "remote"))
+        self.cadence.observe(Written(at, uploaded.seconds, "remote"))
         self._waited_for(ref.attempt)
         self.post(life.RemoteCommitted(at, RemoteSnapshot(ref.attempt, ref.step)))
 
@@ -432,60 +402,6 @@ class Controller:
         self.rendezvous = await self._rendezvous_actor.address.remote()
         self.members.rendezvous_known.set()
 
-    async def _view(self) -> None:
-        """Tell the lifecycle when the set of nodes changes."""
-        loop = asyncio.get_running_loop()
-        resources = self.spec.scaling.resources
-        while True:
-            with contextlib.suppress(RayError, ConnectionError):
-                seen = await loop.run_in_executor(None, living_nodes, resources)
-                if seen != self._seen:
-                    self._seen = seen
-                    self.post(life.ClusterSeen(now(), seen))
-            await asyncio.sleep(VIEW_EVERY_S)
-
-    async def _measure(self) -> None:
-        """Collect rank 0's metrics, and open a round when one is due."""
-        while True:
-            await asyncio.sleep(self._until_due())
-            state, cadence, at = self.machine.state, self.cadence, now()
-            if state.phase != life.RUNNING or cadence is None:
-                continue
-            if at - self._measured_at >= MEASURE_EVERY_S:
-                elapsed, self._measured_at = at - self._measured_at, at
-                await self._collect(state, min(elapsed, 10 * MEASURE_EVERY_S))
-            due = cadence.due_in(now(), self.chronicle.step, self.chronicle.step_s) <= 0
-            free = not state.round_open and not state.at_end and not self.rounds.open and not self.uploads.blocks
-            if due and free:
-                self.post(life.SnapshotDue(now()))
-
-    def _until_due(self) -> float:
-        if self.cadence is None or self.machine.state.phase != life.RUNNING:
-            return MEASURE_EVERY_S
-        left = self.cadence.due_in(now(), self.chronicle.step, self.chronicle.step_s)
-        return min(MEASURE_EVERY_S, max(0.02, left))
-
-    async def _collect(self, state: RunState, elapsed: float) -> None:
-        actor = self.members.ranks.get(state.ranks[0]) if state.ranks else None
-        if actor is None:
-            return
-        uploading = self.uploads.in_flight
-        with contextlib.suppress(RayError, asyncio.TimeoutError):
-            generation, samples, rows = await asyncio.wait_for(_call(actor.take_metrics.remote()), 5.0)
-            if rows:
-                self.chronicle.measured(generation, samples, rows, now())
-                self.journal.note("metrics", generation=generation, rows=rows)
-                # Only a window that lay wholly within an upload, or outside of any, says what uploads cost.
-                if self.cadence is not None and self._was_uploading == uploading == self.uploads.in_flight:
-                    seconds = sum(seconds for _, seconds, _ in rows)
-                    self.cadence.stepped(now(), seconds, len(rows), uploading=uploading)
-        self._was_uploading = uploading
-        nodes = {state.members[name].node for name in state.ranks if name in state.members}
-        node_s = elapsed * len(nodes)
-        self.journal.note("exposure", node_s=round(node_s, 3), nodes=len(nodes))
-        if self.cadence is not None:
-            self.cadence.observe(Running(now(), node_s, self.chronicle.step_s or None))
-
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_EVERY_S)
@@ -501,7 +417,7 @@ class Controller:
         if self._ended.is_set():
             return
         with contextlib.suppress(Exception):
-            await self._collect(self.machine.state, 0.0)
+            await self.observer.collect()
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
@@ -517,10 +433,6 @@ class Controller:
     async def _exit_later(self) -> None:
         await asyncio.sleep(LINGER_S)
         ray.actor.exit_actor()
-
-
-async def _call(reference: Any) -> Any:
-    return await reference
 
 
 ControllerActor = ray.remote(num_cpus=0, max_concurrency=64, max_restarts=0)(Controller)

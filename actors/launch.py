@@ -11,7 +11,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from actors.cluster_view import head_pin
-from actors.controller import ControllerActor, ControllerSpec
+from actors.controller import ControllerActor
+from actors.controller_spec import ControllerSpec
 from actors.entry import EntryPoint
 from actors.names import NAMESPACE, controller_name
 from actors.watch import kill

@@ -1,0 +1,38 @@
+"""What a controller is told once, for the whole run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from actors.entry import EntryPoint
+from elastic.config import RunConfig, ScalingConfig
+from elastic.protocol.run_state import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSpec:
+    """The user's configuration, the train function with its config, and Ray's environment for the run's processes."""
+
+    scaling: ScalingConfig
+    run: RunConfig
+    entry: EntryPoint
+    config: Any
+    runtime_env: dict[str, Any] | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """The part of the configuration that decides in the lifecycle."""
+        scaling, failures = self.scaling, self.run.failures
+        return Limits(
+            mesh=dict(scaling.mesh),
+            min_workers=scaling.min_workers,
+            max_workers=scaling.max_workers,
+            replicas=self.run.snapshots.replicas,
+            max_failures_without_progress=failures.max_failures_without_progress,
+            max_user_errors=failures.max_user_errors,
+            unwind_timeout_s=failures.unwind_timeout_s,
+            form_timeout_s=failures.form_timeout_s,
+            wait_for_workers_s=failures.wait_for_workers_s,
+            wait_for_cluster_s=failures.wait_for_cluster_s,
+        )

@@ -1,0 +1,114 @@
+"""Looks at the run and the cluster from time to time: nodes that come and go, metrics, and whether a snapshot is due.
+
+The only timers of the controller beside its deadlines. What is seen becomes events and measurements; it decides
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ray.exceptions import RayError
+
+from actors.cadence import Cadence
+from actors.chronicle import Chronicle
+from actors.cluster_view import living_nodes
+from actors.journal_writer import JournalWriter
+from actors.members import Members
+from actors.rounds import RoundShell
+from actors.uploads import UploadShell
+from elastic.clock import now
+from elastic.protocol import run_lifecycle as life
+from elastic.protocol.run_lifecycle import RunState
+from policies.online import Running
+
+VIEW_EVERY_S = 0.25
+MEASURE_EVERY_S = 0.25
+METRICS_TIMEOUT_S = 5.0
+
+
+class Observer:
+    """``state`` gives the run as it is now, ``post`` takes events of its lifecycle."""
+
+    def __init__(
+        self,
+        *,
+        state: Callable[[], RunState],
+        post: Callable[[Any], None],
+        resources: Mapping[str, float],
+        members: Members,
+        rounds: RoundShell,
+        uploads: UploadShell,
+        chronicle: Chronicle,
+        cadence: Cadence,
+        journal: JournalWriter,
+    ) -> None:
+        self._state, self._post, self._resources = state, post, dict(resources)
+        self._members, self._rounds, self._uploads = members, rounds, uploads
+        self._chronicle, self._cadence, self._journal = chronicle, cadence, journal
+        self._seen: dict[str, tuple[int, str]] | None = None
+        self._measured_at = 0.0
+        self._was_uploading = False
+
+    async def watch_nodes(self) -> None:
+        """Tell the lifecycle when the set of nodes changes."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(RayError, ConnectionError):
+                seen = await loop.run_in_executor(None, living_nodes, self._resources)
+                if seen != self._seen:
+                    self._seen = seen
+                    self._post(life.ClusterSeen(now(), seen))
+            await asyncio.sleep(VIEW_EVERY_S)
+
+    async def measure(self) -> None:
+        """Collect rank 0's metrics, and open a round when one is due."""
+        while True:
+            await asyncio.sleep(self._until_due())
+            state, at = self._state(), now()
+            if state.phase != life.RUNNING:
+                continue
+            if at - self._measured_at >= MEASURE_EVERY_S:
+                elapsed, self._measured_at = at - self._measured_at, at
+                await self.collect(min(elapsed, 10 * MEASURE_EVERY_S))
+            state = self._state()
+            free = not (state.round_open or state.at_end or self._rounds.open or self._uploads.blocks)
+            if free and self._due_in() <= 0:
+                self._post(life.SnapshotDue(now()))
+
+    def _due_in(self) -> float:
+        return self._cadence.due_in(now(), self._chronicle.step, self._chronicle.step_s)
+
+    def _until_due(self) -> float:
+        if self._state().phase != life.RUNNING:
+            return MEASURE_EVERY_S
+        return min(MEASURE_EVERY_S, max(0.02, self._due_in()))
+
+    async def collect(self, elapsed_s: float = 0.0) -> None:
+        """Rows of finished steps from rank 0, and ``elapsed_s`` more of exposure to failures."""
+        state = self._state()
+        actor = self._members.ranks.get(state.ranks[0]) if state.ranks else None
+        if actor is None:
+            return
+        uploading = self._uploads.in_flight
+        with contextlib.suppress(RayError, asyncio.TimeoutError):
+            generation, samples, rows = await asyncio.wait_for(_call(actor.take_metrics.remote()), METRICS_TIMEOUT_S)
+            if rows:
+                self._chronicle.measured(generation, samples, rows, now())
+                self._journal.note("metrics", generation=generation, rows=rows)
+                # Only a window that lay wholly within an upload, or outside of any, says what uploads cost.
+                if self._was_uploading == uploading == self._uploads.in_flight:
+                    seconds = sum(seconds for _, seconds, _ in rows)
+                    self._cadence.stepped(now(), seconds, len(rows), uploading=uploading)
+        self._was_uploading = uploading
+        nodes = {state.members[name].node for name in state.ranks if name in state.members}
+        node_s = elapsed_s * len(nodes)
+        self._journal.note("exposure", node_s=round(node_s, 3), nodes=len(nodes))
+        self._cadence.observe(Running(now(), node_s, self._chronicle.step_s or None))
+
+
+async def _call(reference: Any) -> Any:
+    return await reference
