@@ -46,7 +46,7 @@ from policies.online import Failed, Restored, Written
 
 log = logging.getLogger("elastic.controller")
 
-FLUSH_EVERY_S = 3.0
+FLUSH_EVERY_S = 15.0
 LINGER_S = 120.0
 """How long the controller of a run that ended waits to be asked for the result, before it ends itself."""
 

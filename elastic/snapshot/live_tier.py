@@ -55,6 +55,7 @@ class BoundaryGuard:
         self._kept = [buffer.detach().clone() for buffer in self._buffers]
         self._counted: list[torch.Tensor] = []
         self._counts: list[int] = []
+        self._places: list[int] = []
         self._state_sizes: list[int] = []
         self._others: list[Any] = []
         self._stepping = ""
@@ -86,6 +87,7 @@ class BoundaryGuard:
             found.extend(v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor))
         stride = -(-len(found) // MOST_COUNTED) or 1
         self._counted = [tensor for tensor in found if tensor.data_ptr() not in held][::stride]
+        self._places = [tensor.data_ptr() for tensor in self._counted]
         self._state_sizes = sizes
 
     def _look(self) -> list[Any]:
@@ -112,6 +114,8 @@ class BoundaryGuard:
         moved = sum(tensor._version != count for tensor, count in zip(self._counted, self._counts, strict=True))
         if moved:
             return f"{moved} parameters or optimizer tensors were written to since the boundary"
+        if [tensor.data_ptr() for tensor in self._counted] != self._places:
+            return "a parameter or optimizer tensor was given other memory"
         if [id(buffer) for module in self._modules for buffer in module.buffers()] != list(map(id, self._buffers)):
             return "a buffer was replaced"
         if self._look() != self._others:

@@ -122,6 +122,13 @@ def test_a_parameter_written_by_hand_is_refused() -> None:
     assert job.salvage()[1].startswith("1 parameters or optimizer tensors were written to")
 
 
+def test_a_parameter_whose_memory_was_swapped_is_refused_though_no_write_was_counted() -> None:
+    job = Job()
+    job.steps(1)
+    job.model[0].weight.data = torch.zeros(8, 6)
+    assert job.salvage() == (None, "a parameter or optimizer tensor was given other memory")
+
+
 def test_a_scheduler_that_moved_is_refused() -> None:
     job = Job()
     job.steps(1)
