@@ -239,6 +239,8 @@ class Controller:
             self.post(life.Entered(at, member, generation, event.step, event.share_bytes))
         elif event.kind == "first_step":
             self.post(life.FirstStep(at, member, generation, event.step))
+        elif event.kind == "doubtful":
+            self._spawn(self._clear_up(member, generation, event.step))
         elif event.kind == "at_end":
             self.post(life.AtEnd(at, member, generation, event.step))
         elif event.kind == "restored":
@@ -271,6 +273,15 @@ class Controller:
                 failure=event.failure,
             )
             self.post(life.Departed(at, generation, departure))
+
+    async def _clear_up(self, member: str, generation: int, step: int) -> None:
+        """A rank ended a turn without a step of its optimizer. It goes on when all ranks of the generation answer; who
+        does not is lost, and the generation ends."""
+        state = self.machine.state
+        if generation != state.generation or state.phase not in (life.FORMING, life.RUNNING, life.STOPPING):
+            return
+        if await self.members.all_answer(state.ranks) and member in self.members.ranks:
+            self.members.ranks[member].clear.remote(generation, step)
 
     def _incident_over(self, incident: Any) -> None:
         report = self.chronicle.incident(incident)

@@ -178,6 +178,12 @@ class Members:
             if name in self.ranks:
                 self._spawn(f"probe {name}", self._probe(name))
 
+    async def all_answer(self, names: Iterable[str]) -> bool:
+        """Whether all of these ranks answer a probe; those that do not are lost."""
+        wanted = list(names)
+        await asyncio.gather(*(self._probe(name) for name in wanted))
+        return all(name in self.ranks for name in wanted)
+
     async def _probe(self, name: str) -> None:
         actor = self.ranks.get(name)
         if actor is None:

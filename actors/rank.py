@@ -66,6 +66,11 @@ class Rank:
         if generation == self._generation:
             self._gate.confirm(attempt, step)
 
+    def clear(self, generation: int, step: int) -> None:
+        """Every rank was found alive after ``step`` was called into doubt."""
+        if generation == self._generation:
+            self._gate.clear(step)
+
     def release(self, generation: int, attempt: str) -> None:
         """Forget the attempt."""
         if generation == self._generation:

@@ -88,6 +88,9 @@ class _Link:
     def first_step(self, step: int) -> None:
         self.thread.tell(RankEvent("first_step", self.generation, step))
 
+    def doubtful(self, step: int) -> None:
+        self.thread.tell(RankEvent("doubtful", self.generation, step))
+
     def at_end(self, step: int) -> None:
         self.thread.tell(RankEvent("at_end", self.generation, step))
 

@@ -47,6 +47,7 @@ class BoundaryGate:
         self._interrupted = False
         self._held_at: int | None = None
         self._released: set[str] = set()
+        self._cleared = -1
         self._condition = threading.Condition()
 
     # --- the train thread --------------------------------------------------------------------------------------------
@@ -89,6 +90,14 @@ class BoundaryGate:
             finally:
                 self._held_at = None
 
+    def await_clear(self, step: int) -> None:
+        """Wait until the controller has found every rank alive. Raises Interrupted where one is not."""
+        with self._condition:
+            while self._cleared < step:
+                if self._interrupted:
+                    raise Interrupted
+                self._condition.wait()
+
     def await_release(self, attempt: str) -> None:
         """Wait until ``attempt`` is over: durable, or given up. Raises Interrupted."""
         with self._condition:
@@ -126,6 +135,12 @@ class BoundaryGate:
             if self._order is not None and (self._order.attempt, self._order.step) == (attempt, step):
                 self._confirmed = True
                 self._condition.notify_all()
+
+    def clear(self, step: int) -> None:
+        """Every rank was alive after ``step`` was called into doubt."""
+        with self._condition:
+            self._cleared = max(self._cleared, step)
+            self._condition.notify_all()
 
     def release(self, attempt: str) -> None:
         """Forget ``attempt``; a train thread that waits for it goes on. A hold goes on holding."""

@@ -69,6 +69,9 @@ class RunLink(Protocol):
     def first_step(self, step: int) -> None:
         """The first step of the generation is done."""
 
+    def doubtful(self, step: int) -> None:
+        """The turn after ``step`` ended without a step of an optimizer: are all ranks still there?"""
+
     def at_end(self, step: int) -> None:
         """The last step is done; the rank waits for the last snapshot."""
 
@@ -209,8 +212,9 @@ class Run:
         seed, coordinate, ledger = self.seed, self.coordinate, self._ledger
         keeps_ledger = all(at == 0 for axis, at in coordinate.items() if axis not in DATA_AXES)
         self._enter()
-        assert self._guard is not None
-        mark = self._guard.mark
+        guard, shared = self._guard, self.world_size > 1
+        assert guard is not None
+        mark = guard.mark
         first = True
         turn_started = now()
         while until_step is None or self._step < until_step:
@@ -220,6 +224,10 @@ class Run:
             if loader is not None and batch is None:
                 break
             yield batch
+            if guard.doubtful and shared:
+                # A step whose collective failed, in code that swallowed the error, must not count as one.
+                link.doubtful(self._step)
+                gate.await_clear(self._step)
             if loader is not None:
                 entry = loader.advance()
                 if keeps_ledger:

@@ -68,6 +68,12 @@ class BoundaryGuard:
 
         return optimizer.register_step_pre_hook(begun)
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether no optimizer has stepped since the boundary, where there is one: the step may have failed in code
+        that swallows exceptions."""
+        return not self._stepping and bool(self._optimizers)
+
     def mark(self) -> None:
         """This is a boundary. Called at each one, so it reads counters and copies buffers and does nothing else."""
         sizes = [len(optimizer.state) for optimizer in self._optimizers]

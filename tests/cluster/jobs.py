@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -82,6 +83,22 @@ def act(faults: Any, run: elastic.Run) -> None:
                 raise ValueError(f"a bug at step {step}")
             elif kind == "exit":
                 os._exit(3)
+
+
+def swallows(config: dict[str, Any]) -> None:
+    """A loop that catches whatever its step raises and goes on at once."""
+    run = elastic.current_run()
+    torch.manual_seed(3)
+    model = DistributedDataParallel(net(0.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = elastic.ElasticLoader(Regression(4096), global_batch_size=32, seed=17)
+    run.attach(model=model, optimizer=optimizer, loader=loader)
+    for x, y in run.steps(loader, until_step=config["steps"]):
+        with contextlib.suppress(Exception):
+            torch.nn.functional.mse_loss(model(x).squeeze(1), y).backward()
+            act(config.get("faults", ()), run)
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def raises_at_once(config: dict[str, Any]) -> None:

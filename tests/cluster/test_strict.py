@@ -126,6 +126,16 @@ def test_a_new_cluster_resumes_from_storage_alone_and_changes_no_bit(
     assert_same(result, reference)
 
 
+def test_a_step_that_failed_in_code_that_swallows_errors_does_not_count(cluster: TestCluster, trainer: Any) -> None:
+    cluster.ensure(4)
+    quiet = trainer("swallows", name="swallow-quiet", config={"steps": 40}, workers=3).fit()
+    config = {"steps": 40, "faults": [("kill", 20, 1, 1)]}
+    killed = trainer("swallows", name="swallow", config=config, workers=3).fit()
+    assert [incident.kind for incident in killed.incidents] == ["rank"]
+    ours, theirs = killed.load_state(), quiet.load_state()
+    assert [name for name in theirs if ours[name].tobytes() != theirs[name].tobytes()] == []
+
+
 def test_saved_generators_bring_the_same_draws_back_and_need_the_same_mesh(cluster: TestCluster, trainer: Any) -> None:
     cluster.ensure(4)
     quiet = trainer(name="saved-quiet", config=CONFIG, workers=2, rng="saved").fit()

@@ -352,3 +352,23 @@ def test_orders_race_with_arrivals_and_no_boundary_is_missed(seed: int) -> None:
     assert len(confirmed) > 400
     assert ranks.met[0] == ranks.met[1]
     assert list(ranks.met[0]) == confirmed
+
+
+def test_a_doubted_step_waits_until_it_is_cleared_and_an_interrupt_ends_the_wait() -> None:
+    gate = BoundaryGate()
+    gate.clear(4)
+    gate.await_clear(4)
+    waiting = threading.Thread(target=lambda: outcome.append(_outcome(lambda: gate.await_clear(5))))
+    outcome: list[str] = []
+    waiting.start()
+    gate.interrupt()
+    waiting.join(10)
+    assert outcome == ["interrupted"]
+
+
+def _outcome(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Interrupted:
+        return "interrupted"
+    return "returned"
