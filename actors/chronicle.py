@@ -187,7 +187,9 @@ class Chronicle:
         return {
             "run": self.run,
             "phase": state.phase,
-            "generation": state.generation,
+            # As told, not as decided: between the two the decision is being written to the journal.
+            "generation": self._generations[-1].generation if self._generations else 0,
+            "began_at_step": self._restored_step,
             "world_size": len(state.ranks) if state.phase != life.GATHERING else 0,
             "mesh": str(state.mesh) if state.mesh else "",
             "target": state.target,

@@ -151,7 +151,8 @@ def find(name: str) -> RunHandle:
         return RunHandle(name, ray.get_actor(controller_name(name), namespace=NAMESPACE))
     except ValueError:
         raise ClusterError(
-            f"no run {name!r} is under way on this cluster", "name the cluster with --address, or start the run again"
+            f"no run {name!r} is under way on this cluster",
+            "name the cluster with --address, look with --storage, or start it again",
         ) from None
 
 

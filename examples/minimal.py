@@ -34,4 +34,4 @@ if __name__ == "__main__":
         scaling_config=elastic.ScalingConfig(num_workers=(1, 2)),
         run_config=elastic.RunConfig(name="minimal", storage_path="/tmp/runs"),
     ).fit()
-    print(result.status, result.step, result.metrics[-1])
+    print(result.status, result.step, *result.metrics[-1:])  # no metrics if it had finished before

@@ -27,7 +27,7 @@ def news(before: Status | None, after: Status) -> list[str]:
     if after["generation"] != old.get("generation", 0) and after["world_size"]:
         lines.append(
             f"generation {after['generation']}: {count(after['world_size'], 'rank')} ({after['mesh']}) "
-            f"at step {after['step']}"
+            f"at step {after.get('began_at_step', after['step'])}"
         )
     if after["phase"] != old.get("phase") and after["phase"] in _PHASES:
         lines.append(_PHASES[after["phase"]])
@@ -39,7 +39,7 @@ def news(before: Status | None, after: Status) -> list[str]:
 
 _PHASES = {
     "gathering": "waiting for ranks",
-    "stopping": "stopping at the next boundary",
+    "stopping": "stopping at the next boundary, to go on with other ranks or to end",
     "finishing": "all steps are done; making the last snapshot durable",
 }
 
@@ -59,6 +59,8 @@ def told(incident: Status) -> str:
     """One incident in a sentence."""
     what = _KINDS.get(incident["kind"], incident["kind"])
     ranks = f"{incident['old_world_size']} → {incident['new_world_size']} ranks"
+    if incident["kind"] == "error":
+        what = f"{what} ({incident['why'].splitlines()[0][:200] if incident['why'] else 'unknown'})"
     took = f"going on after {seconds(incident['rto_s'])} ({split_text(incident['split'])})"
     return f"{what}, {incident['rung']}: {ranks}, {took}; {count(incident['steps_lost'], 'step')} lost"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from elastic.cli.output import count, number, seconds
 from elastic.cli.progress import told
+from elastic.errors import DeterministicFailure
 from elastic.result import Result
 
 
@@ -19,7 +20,8 @@ def summary(result: Result) -> list[str]:
         lines.append(f"  incident at {seconds(incident['at_s'])}: {told(incident)}")
     if result.snapshot:
         lines.append(f"  newest durable snapshot: {result.storage.rstrip('/')}/{result.run}/{result.snapshot}")
-    if result.status == "stopped" or (result.status == "failed" and result.snapshot):
+    again = not isinstance(result.error, DeterministicFailure)
+    if result.status == "stopped" or (result.status == "failed" and result.snapshot and again):
         lines.append("  to resume: the same name and storage again")
     return lines
 

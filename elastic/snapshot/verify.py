@@ -73,7 +73,9 @@ def windows(table: ChunkTable, window_bytes: int = WINDOW_BYTES) -> Iterator[Int
 
 def _tables_agree(store: BlobStore, ref: SnapshotRef, index: SnapshotIndex) -> list[str]:
     """The list of logical tensors is the one that the chunk tables speak of."""
-    found = pq.read_table(io.BytesIO(store.get(f"{ref.prefix}/tensors.parquet"))).to_pylist()
+    # Not read_table: its threads may outlive the interpreter, which then aborts at its exit.
+    body = io.BytesIO(store.get(f"{ref.prefix}/tensors.parquet"))
+    found = pq.ParquetFile(body).read(use_threads=False).to_pylist()
     listed = {(row["name"], row["dtype"], tuple(row["shape"])) for row in found if row["alias_of"] is None}
     held = {(spec.name, spec.dtype, spec.shape) for spec in index.table.specs}
     return [f"tensor {name!r} is in one of tensors.parquet and the chunk tables only" for name, _, _ in listed ^ held]
