@@ -259,9 +259,4 @@ def failure_of(command: life.EndRun) -> ElasticError | None:
         return SnapshotError(command.reason)
     if command.kind == "cluster":
         return ClusterError(command.reason, "add nodes or lower num_workers, and start the run again: it resumes")
-    return ConfigError("train_loop", self_or(departure), command.reason)
-
-
-def self_or(departure: Any) -> str:
-    """What the failed call was, for a message."""
-    return departure.error if departure is not None else ""
+    return ConfigError("train_loop", departure.error if departure is not None else "", command.reason)

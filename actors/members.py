@@ -12,6 +12,7 @@ from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
+from actors.calls import answer, first_line
 from actors.cluster_view import on_node
 from actors.names import NAMESPACE, member_name, store_name
 from actors.node_store import NodeStoreActor, StoreEvent, StoreSpec, versions
@@ -65,9 +66,9 @@ class Members:
                 scheduling_strategy=on_node(node),
                 runtime_env=self._spec.runtime_env,
             ).remote(spec)
-            theirs = await asyncio.wait_for(_call(actor.versions.remote()), START_TIMEOUT_S)
+            theirs = await asyncio.wait_for(answer(actor.versions.remote()), START_TIMEOUT_S)
         except (RayError, asyncio.TimeoutError, ValueError) as error:
-            self._post(life.StoreLost(now(), node, f"its store did not start: {_cause(error)}"))
+            self._post(life.StoreLost(now(), node, f"its store did not start: {first_line(error)}"))
             return
         ours = versions()
         if unlike := [f"{name} {theirs[name]} instead of {ours[name]}" for name in ours if theirs[name] != ours[name]]:
@@ -117,7 +118,7 @@ class Members:
                 runtime_env=self._spec.runtime_env,
             ).remote(spec)
             self.ranks[member] = actor
-            await asyncio.wait_for(_call(actor.warm_up.remote()), START_TIMEOUT_S)
+            await asyncio.wait_for(answer(actor.warm_up.remote()), START_TIMEOUT_S)
             await self.rendezvous_known.wait()
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, BaseException) else error
@@ -129,7 +130,7 @@ class Members:
             if actor is not None:
                 kill(actor)
             self.ranks.pop(member, None)
-            self._post(life.MemberLost(now(), member, f"it did not start: {_cause(error)}"))
+            self._post(life.MemberLost(now(), member, f"it did not start: {first_line(error)}"))
             return
         self._post(life.MemberReady(now(), member))
         probe_s = run.failures.probe_timeout_s
@@ -208,7 +209,7 @@ class Members:
                 task.cancel()
         for actor in self.ranks.values():
             kill(actor)
-        closing = [asyncio.ensure_future(_call(store.close.remote())) for store in self.stores.values()]
+        closing = [asyncio.ensure_future(answer(store.close.remote())) for store in self.stores.values()]
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_TIMEOUT_S)
         for future in closing:
@@ -234,12 +235,3 @@ class Members:
             del self._tasks[name]
         if not task.cancelled() and task.exception() is not None:
             log.error("watching %s failed", name, exc_info=task.exception())
-
-
-async def _call(reference: Any) -> Any:
-    return await reference
-
-
-def _cause(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__

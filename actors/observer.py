@@ -14,6 +14,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from actors.cadence import Cadence
+from actors.calls import answer
 from actors.chronicle import Chronicle
 from actors.cluster_view import living_nodes
 from actors.journal_writer import JournalWriter
@@ -95,7 +96,7 @@ class Observer:
             return
         uploading = self._uploads.in_flight
         with contextlib.suppress(RayError, asyncio.TimeoutError):
-            generation, samples, rows = await asyncio.wait_for(_call(actor.take_metrics.remote()), METRICS_TIMEOUT_S)
+            generation, samples, rows = await asyncio.wait_for(answer(actor.take_metrics.remote()), METRICS_TIMEOUT_S)
             if rows:
                 self._chronicle.measured(generation, samples, rows, now())
                 self._journal.note("metrics", generation=generation, rows=rows)
@@ -108,7 +109,3 @@ class Observer:
         node_s = elapsed_s * len(nodes)
         self._journal.note("exposure", node_s=round(node_s, 3), nodes=len(nodes))
         self._cadence.observe(Running(now(), node_s, self._chronicle.step_s or None))
-
-
-async def _call(reference: Any) -> Any:
-    return await reference

@@ -14,6 +14,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
+from actors.calls import answer
 from actors.node_store import StoreEvent
 from actors.rank_orders import LiveOrder
 from elastic.clock import now
@@ -138,10 +139,10 @@ class RoundShell:
         await self._before_commit(state)
         for command in commands:
             if isinstance(command, machine.CommitNodeTier):
-                told = [asyncio.ensure_future(_call(s.commit.remote(command.attempt))) for s in self._stores.values()]
+                told = [asyncio.ensure_future(answer(s.commit.remote(command.attempt))) for s in self._stores.values()]
                 done, _ = await asyncio.wait(told, timeout=COMMIT_TIMEOUT_S) if told else (set(), None)
-                for answer in done:
-                    answer.exception()
+                for future in done:
+                    future.exception()
             else:
                 self._do(state, command)
 
@@ -175,7 +176,7 @@ class RoundShell:
         replicas = sum(state.peers.get(node) == command.node for node in state.nodes.values())
         try:
             slots = await asyncio.wait_for(
-                _call(
+                answer(
                     self._stores[command.node].open_attempt.remote(
                         state.generation,
                         command.attempt,
@@ -206,7 +207,7 @@ class RoundShell:
 
     async def _step_of(self, rank: Any) -> int:
         try:
-            _, step, _ = await asyncio.wait_for(_call(rank.status.remote()), CALL_TIMEOUT_S)
+            _, step, _ = await asyncio.wait_for(answer(rank.status.remote()), CALL_TIMEOUT_S)
             return int(step)
         except (RayError, asyncio.TimeoutError):
             return -1
@@ -224,7 +225,7 @@ class RoundShell:
         )
         try:
             accepted, reached = await asyncio.wait_for(
-                _call(self._ranks[command.rank].propose.remote(state.generation, order)), CALL_TIMEOUT_S
+                answer(self._ranks[command.rank].propose.remote(state.generation, order)), CALL_TIMEOUT_S
             )
         except (RayError, asyncio.TimeoutError, KeyError) as error:
             if self._still(state):
@@ -246,7 +247,3 @@ class RoundShell:
         if not task.cancelled() and task.exception() is not None:
             log.error("a step of the snapshot round failed", exc_info=task.exception())
             self.cancel(f"internal error: {task.exception()}")
-
-
-async def _call(reference: Any) -> Any:
-    return await reference

@@ -15,6 +15,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
+from actors.calls import answer, first_line
 from actors.node_store import Upload, versions
 from elastic.clock import now, wall
 from elastic.config import SnapshotConfig
@@ -106,7 +107,7 @@ class UploadShell:
         try:
             ref = await self._perform(state)
         except (ElasticError, RayError, KeyError, OSError) as error:
-            self.last_failure = f"step {state.step} did not become durable: {_cause(error)}"
+            self.last_failure = f"step {state.step} did not become durable: {first_line(error)}"
             log.warning("%s; training goes on", self.last_failure)
             self._on_failure(state.attempt, self.last_failure)
             return False
@@ -132,9 +133,9 @@ class UploadShell:
             for directory in using:
                 self._directories.remove(directory)
         try:
-            await _call(leader.retain.remote(self._config.keep, tuple(self._directories)))
+            await answer(leader.retain.remote(self._config.keep, tuple(self._directories)))
         except (ElasticError, RayError) as error:
-            log.warning("old snapshots were not removed: %s", _cause(error))
+            log.warning("old snapshots were not removed: %s", first_line(error))
         return ref
 
     async def _write(
@@ -146,7 +147,7 @@ class UploadShell:
             by_node.setdefault(node, []).append(rank)
         files = await asyncio.gather(
             *(
-                _call(stores[node].upload.remote(upload, tuple(ranks), number))
+                answer(stores[node].upload.remote(upload, tuple(ranks), number))
                 for number, (node, ranks) in enumerate(sorted(by_node.items()))
             )
         )
@@ -154,17 +155,7 @@ class UploadShell:
         reports = tuple(state.reports[rank] for rank in sorted(state.reports))
         arguments = (upload, owners, reports, tuple(record for part in files for record in part))
         try:
-            ref: SnapshotRef = await _call(leader.commit_durable.remote(*arguments))
+            ref: SnapshotRef = await answer(leader.commit_durable.remote(*arguments))
         except CommitUnknown:
-            ref = await _call(leader.commit_durable.remote(*arguments))
+            ref = await answer(leader.commit_durable.remote(*arguments))
         return ref, leader
-
-
-async def _call(reference: Any) -> Any:
-    return await reference
-
-
-def _cause(error: BaseException) -> str:
-    inner = getattr(error, "cause", None)
-    found = inner if isinstance(inner, BaseException) else error
-    return str(found).splitlines()[0] if str(found) else type(found).__name__

@@ -14,6 +14,8 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
+from actors.calls import first_line
+
 POLL_S = 20.0
 PROBES = 2
 
@@ -29,11 +31,11 @@ async def watch(actor: Any, on_event: Callable[[Any], None], probe: Callable[[],
             after = following
         except ActorUnavailableError as error:
             if not await answers(probe, probe_timeout_s):
-                return f"it does not answer ({_first_line(error)})"
+                return f"it does not answer ({first_line(error)})"
         except ActorDiedError as error:
-            return _first_line(error)
+            return first_line(error)
         except RayError as error:
-            return _first_line(error)
+            return first_line(error)
 
 
 async def answers(probe: Callable[[], Any], timeout_s: float, tries: int = PROBES) -> bool:
@@ -51,8 +53,3 @@ def kill(actor: Any) -> None:
     """End the actor's process; one that is gone already is no error."""
     with contextlib.suppress(RayError, ValueError):
         ray.kill(actor, no_restart=True)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

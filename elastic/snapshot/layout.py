@@ -43,21 +43,6 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Replicate:
-    """Every rank along the axis holds the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """The axis cuts dimension ``dim`` into ``ceil(n / size)`` rows each, the last shorter or empty (torch.chunk)."""
-
-    dim: int
-
-
-Placement = Replicate | Shard
-
-
-@dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A logical tensor by its global name, dtype (torch's name without ``torch.``) and shape."""
 

@@ -1,0 +1,18 @@
+"""Calls of other actors from the controller's event loop, and what Ray says of those that fail, in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+async def answer(reference: Any) -> Any:
+    """The answer behind an object reference, as a coroutine: what asyncio can bound in time and gather."""
+    return await reference
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong, without the remote traceback that Ray adds: the cause's own text where there is one."""
+    inner = getattr(error, "cause", None)
+    found = inner if isinstance(inner, BaseException) else error
+    lines = [line.strip() for line in str(found).splitlines() if line.strip()]
+    return lines[0] if lines else type(found).__name__
