@@ -11,6 +11,7 @@ from actors.journal_writer import JournalWriter
 from elastic.errors import ClusterError, ConfigError, DeterministicFailure, ElasticError, SnapshotError, TrainingFailed
 from elastic.protocol import run_lifecycle as life
 from elastic.protocol.incident import Incident
+from elastic.protocol.membership import WARM
 from elastic.protocol.run_lifecycle import RunState
 from elastic.protocol.snapshot_round import RoundState
 from elastic.result import GenerationReport, IncidentReport, Result, SnapshotReport
@@ -192,6 +193,8 @@ class Chronicle:
             "began_at_step": self._restored_step,
             "world_size": len(state.ranks) if state.phase != life.GATHERING else 0,
             "mesh": str(state.mesh) if state.mesh else "",
+            "mesh_reason": self._generations[-1].reason if self._generations else "",
+            "spares": sum(member.phase == WARM for member in state.members.values()),
             "target": state.target,
             "nodes": len(state.nodes),
             "members": {m.name: {"node": m.node, "phase": m.phase} for m in state.members.values()},

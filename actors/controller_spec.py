@@ -25,7 +25,7 @@ class ControllerSpec:
         """The part of the configuration that decides in the lifecycle."""
         scaling, failures = self.scaling, self.run.failures
         return Limits(
-            mesh=dict(scaling.mesh),
+            mesh=scaling.mesh,
             min_workers=scaling.min_workers,
             max_workers=scaling.max_workers,
             replicas=self.run.snapshots.replicas,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from elastic.errors import ConfigError
-from elastic.mesh import check_template, largest
+from elastic.mesh import MeshRule, check_rule, largest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DURATION = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|steps?)?")
@@ -64,8 +64,18 @@ class ScalingConfig(_Config):
     resources_per_worker: Mapping[str, float] | None = None
     """Ray resources of one rank; ``{"CPU": 1}``, or with ``use_gpu`` also ``{"GPU": 1}``."""
     use_gpu: bool = False
-    mesh: Mapping[str, int] = {"dp": -1}
-    """Axis sizes, outermost first; -1 takes what the world size leaves."""
+    mesh: MeshRule = {"dp": -1}
+    """Axis sizes, outermost first; -1 takes what the world size leaves. A list of meshes, or a mapping from world sizes
+    to meshes, allows several: the largest that the ranks at hand can form is taken, of equally large ones the one that
+    is listed first, and the ranks that are left stay spare."""
+
+    @field_validator("mesh", mode="wrap")
+    @classmethod
+    def _check_mesh(cls, value: object, handler: object) -> MeshRule:
+        try:
+            return check_rule(value)
+        except ConfigError as error:
+            raise _Invalid(error.field, error.value, error.cure) from None
 
     @model_validator(mode="after")
     def _check(self) -> ScalingConfig:
@@ -74,14 +84,10 @@ class ScalingConfig(_Config):
             raise _Invalid("num_workers", self.num_workers, "at least one worker is needed")
         if low > high:
             raise _Invalid("num_workers", self.num_workers, f"the minimum {low} is above the maximum {high}; swap them")
-        try:
-            check_template(self.mesh)
-        except ConfigError as error:
-            raise _Invalid(error.field, error.value, error.cure) from None
         if largest(self.mesh, low, high) is None:
             raise _Invalid(
                 "mesh",
-                dict(self.mesh),
+                self.mesh,
                 f"no world size from {low} to {high} can hold it; change num_workers or leave one axis at -1",
             )
         for name, amount in self.resources.items():

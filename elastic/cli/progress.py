@@ -25,9 +25,10 @@ def news(before: Status | None, after: Status) -> list[str]:
     incidents = after["incidents"]
     lines += [told(incident) for incident in incidents[len(old.get("incidents", [])) :]]
     if after["generation"] != old.get("generation", 0) and after["world_size"]:
+        reason = after.get("mesh_reason", "")
         lines.append(
             f"generation {after['generation']}: {count(after['world_size'], 'rank')} ({after['mesh']}) "
-            f"at step {after.get('began_at_step', after['step'])}"
+            f"at step {after.get('began_at_step', after['step'])}{f'; {reason}' if 'spare' in reason else ''}"
         )
     if after["phase"] != old.get("phase") and after["phase"] in _PHASES:
         lines.append(_PHASES[after["phase"]])

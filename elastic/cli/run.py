@@ -55,8 +55,12 @@ def run(
     ] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="One GPU a rank.", rich_help_panel=_SIZE)] = False,
     mesh: Annotated[
-        str | None,
-        typer.Option("--mesh", help="Axes, outermost first: dp=-1,tp=2; -1 takes what is left.", rich_help_panel=_SIZE),
+        list[str] | None,
+        typer.Option(
+            "--mesh",
+            help="Axes, outermost first: dp=-1,tp=2; -1 takes what is left. Again for each other allowed mesh.",
+            rich_help_panel=_SIZE,
+        ),
     ] = None,
     storage: Annotated[
         str | None, typer.Option("--storage", help="Directory or s3://BUCKET/PREFIX.", rich_help_panel=_WHERE)
@@ -97,7 +101,7 @@ def run(
         storage=storage,
         name=name,
         resources=resources,
-        mesh=mesh,
+        mesh=mesh or (),
         interval=interval,
         replicas=replicas,
         keep=keep,

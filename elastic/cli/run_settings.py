@@ -134,7 +134,7 @@ def settings_from(
     storage: str | None = None,
     name: str | None = None,
     resources: str | None = None,
-    mesh: str | None = None,
+    mesh: Sequence[str] = (),
     interval: str | None = None,
     replicas: int | None = None,
     keep: int | None = None,
@@ -156,8 +156,9 @@ def settings_from(
         scaling["num_workers"] = workers_of(workers)
     if resources is not None:
         scaling["resources_per_worker"] = pairs_of(resources, "--resources", float)
-    if mesh is not None:
-        scaling["mesh"] = pairs_of(mesh, "--mesh", int)
+    if mesh:
+        allowed = [pairs_of(text, "--mesh", int) for text in mesh]
+        scaling["mesh"] = allowed[0] if len(allowed) == 1 else allowed
     if gpu:
         scaling["use_gpu"] = True
 

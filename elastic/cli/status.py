@@ -54,7 +54,9 @@ def lines(now: dict[str, Any]) -> list[str]:
     found = [f"run {now['run']!r}: {_phase(now)}, after {seconds(now['wall_s'])}"]
     found += [f"  {name}: {value}" for name, value in figures(now)]
     if now["mesh"]:
-        found.append(f"  mesh: {now['mesh']} on {count(len({m['node'] for m in now['members'].values()}), 'node')}")
+        nodes = count(len({m["node"] for m in now["members"].values()}), "node")
+        reason = now.get("mesh_reason", "")
+        found.append(f"  mesh: {now['mesh']} on {nodes}{f' ({reason})' if reason else ''}")
     if now["interval"]:
         found.append(f"  interval: {now['interval']['reason']}")
     found += [f"  incident at {seconds(i['at_s'])}: {told(i)}" for i in now["incidents"][-5:]]

@@ -6,10 +6,11 @@ answer with a reason in words.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from elastic.mesh import Mesh, largest, resolve
+from elastic import mesh as meshes
+from elastic.mesh import Mesh, MeshRule
 
 STARTING, WARM, ACTIVE, UNWOUND = "starting", "warm", "active", "unwound"
 
@@ -46,19 +47,30 @@ class Node:
         return self.store == "starting"
 
 
-def choose_mesh(template: Mapping[str, int], low: int, high: int, have: int) -> tuple[Mesh | None, str]:
-    """The largest mesh that ``have`` ranks can form within [low, high], and why."""
-    mesh = largest(template, low, min(high, have)) if have >= low else None
+def choose_mesh(rule: MeshRule, low: int, high: int, have: int) -> tuple[Mesh | None, str]:
+    """The largest mesh that ``have`` ranks can form within [low, high], and why; ranks that it does not take stay
+    spare."""
+    most = min(high, have)
+    mesh = meshes.largest(rule, low, most)
     if mesh is None:
-        return None, f"{have} ranks are ready and the smallest mesh needs {smallest(template, low, high)}"
-    if mesh.world_size == have:
+        return None, f"{have} ranks are ready and the smallest mesh needs {smallest(rule, low, high)}"
+    spare = have - mesh.world_size
+    if not spare:
         return mesh, f"all {have} ready ranks form {mesh}"
-    return mesh, f"{mesh} takes {mesh.world_size} of {have} ready ranks; at most {high} are wanted"
+    taken = f"{mesh} takes {mesh.world_size} of {have} ready ranks"
+    if mesh.world_size == high:
+        return mesh, f"{taken}; at most {high} are wanted"
+    stay = f"{spare} {'stays' if spare == 1 else 'stay'} spare"
+    larger = meshes.smallest(rule, mesh.world_size + 1, high)
+    if larger is None:
+        return mesh, f"{taken}, {stay}: no mesh that is allowed is larger"
+    return mesh, f"{taken}, {stay}: the next larger mesh, {larger}, needs {larger.world_size}"
 
 
-def smallest(template: Mapping[str, int], low: int, high: int) -> int:
+def smallest(rule: MeshRule, low: int, high: int) -> int:
     """The fewest ranks within [low, high] that form a mesh."""
-    return next((n for n in range(low, high + 1) if resolve(template, n)), low)
+    mesh = meshes.smallest(rule, low, high)
+    return mesh.world_size if mesh else low
 
 
 def place_members(nodes: Iterable[Node], members: Iterable[Member], wanted: int, avoid: frozenset[str]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elastic.mesh import Mesh
+from elastic.mesh import Mesh, MeshRule
 from elastic.protocol.incident import Incident
 from elastic.protocol.membership import Member, Node, peer_of
 from elastic.protocol.run_commands import EndRun
@@ -21,7 +21,7 @@ FINISHING, ENDED = "finishing", "ended"
 class Limits:
     """The part of the configuration that decides here."""
 
-    mesh: Mapping[str, int]
+    mesh: MeshRule
     min_workers: int
     max_workers: int
     replicas: int = 1

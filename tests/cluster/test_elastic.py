@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import TestCluster, when
+from support.cluster import JOBS, TestCluster, when
 
+import elastic
 from elastic.data.ledger import Audit
 from elastic.observe.audit import audit_run
 from elastic.storage.blob_store import open_store
@@ -27,10 +29,6 @@ def audited(storage: str, run: str) -> Audit:
 
 @pytest.fixture(scope="module")
 def quiet(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from support.cluster import JOBS
-
-    import elastic
-
     cluster.ensure(4)
     return elastic.ElasticTrainer(
         f"{JOBS}:train",
@@ -116,3 +114,21 @@ def test_a_stop_leaves_a_durable_snapshot_and_the_same_name_resumes(cluster: Tes
     assert (second.status, second.step) == ("finished", 40)
     found = audited(second.storage, "stopped")
     assert (found.steps, found.faults) == (40, ())
+
+
+def test_with_several_meshes_allowed_a_lost_rank_leads_to_the_largest_that_is_left_and_spares_are_named(
+    cluster: TestCluster, tmp_path: Path
+) -> None:
+    cluster.ensure(4)
+    result = elastic.ElasticTrainer(
+        f"{JOBS}:train",
+        train_loop_config={"steps": 40, "step_s": 0.02, "faults": [("kill", 20, 1, 1)]},
+        scaling_config=elastic.ScalingConfig(num_workers=(2, 4), mesh=[{"dp": 2, "tp": 2}, {"dp": 2}]),
+        run_config=elastic.RunConfig(name="meshes", storage_path=str(tmp_path)),
+    ).fit()
+    assert [generation.mesh for generation in result.generations][:2] == ["dp2·tp2", "dp2"]
+    assert result.generations[1].reason == (
+        "dp2 takes 2 of 3 ready ranks, 1 stays spare: the next larger mesh, dp2·tp2, needs 4"
+    )
+    assert (result.step, result.incidents[0].steps_lost) == (40, 0)
+    assert audited(result.storage, "meshes").faults == ()

@@ -19,6 +19,9 @@ from elastic.errors import ConfigError
         (lambda: ScalingConfig(num_workers="two"), "num_workers", "two", "integer"),
         (lambda: ScalingConfig(num_workers=(1, 3), mesh={"dp": 2, "tp": 2}), "mesh", None, "leave one axis at -1"),
         (lambda: ScalingConfig(mesh={"model": 2}), "mesh", {"model": 2}, "unknown axis"),
+        (lambda: ScalingConfig(num_workers=4, mesh=[{"dp": 4}, {"model": 2}]), "mesh", {"model": 2}, "unknown axis"),
+        (lambda: ScalingConfig(num_workers=4, mesh=[{"dp": 2}, {"dp": 8}]), "mesh", None, "no world size from 4 to 4"),
+        (lambda: ScalingConfig(num_workers=4, mesh={4: {"dp": 2}}), "mesh", {4: {"dp": 2}}, "is no mesh of 4 ranks"),
         (
             lambda: ScalingConfig(resources_per_worker={"CPU": 0}),
             "resources_per_worker['CPU']", 0, "finite number above 0",

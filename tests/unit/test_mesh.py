@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic.errors import ConfigError
-from elastic.mesh import AXES, Mesh, check_template, largest, resolve
+from elastic.mesh import AXES, Mesh, check_rule, check_template, largest, resolve, smallest
 
 CUBE = Mesh((("pp", 2), ("dp", 3), ("tp", 4)))
 
@@ -68,6 +68,40 @@ def test_a_template_that_makes_no_sense_names_the_field_and_the_cure(template: d
     assert caught.value.field == "mesh"
     assert caught.value.value == template
     assert cure in str(caught.value)
+
+
+def test_of_several_templates_the_largest_mesh_is_taken_and_of_equally_large_ones_the_first() -> None:
+    rule = [{"dp": 4, "tp": 2}, {"dp": 2, "tp": 2}, {"dp": -1}]
+    assert str(largest(rule, 1, 9)) == "dp9"
+    assert str(largest(rule[:2], 1, 9)) == "dp4·tp2"
+    assert str(largest(rule[:2], 1, 7)) == "dp2·tp2"
+    assert str(resolve(rule, 4)) == "dp2·tp2"
+    assert str(smallest(rule[:2], 1, 9)) == "dp2·tp2"
+    assert smallest(rule[:2], 5, 7) is None
+
+
+def test_meshes_can_be_given_by_world_size() -> None:
+    rule = check_rule({2: {"dp": -1}, 8: {"dp": -1, "tp": 4}})
+    assert rule == ({"dp": 2, "tp": 4}, {"dp": 2})
+    assert str(largest(rule, 1, 7)) == "dp2"
+
+
+@pytest.mark.parametrize(
+    ("rule", "cure"),
+    [
+        ({8: {"dp": 2, "tp": 2}}, "is no mesh of 8 ranks"),
+        ([], "or a list of those"),
+        ("dp", "or a list of those"),
+        ([{"dp": 2}, {}], "use a mapping of axes to sizes"),
+        ([{"dp": 2}, {"data": 2}], "unknown axis 'data'"),
+        ({}, "use a mapping of axes to sizes"),
+        ({4: 4}, "use a mapping of axes to sizes"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_names_the_field_and_the_cure(rule: object, cure: str) -> None:
+    with pytest.raises(ConfigError, match="mesh") as caught:
+        check_rule(rule)
+    assert cure in caught.value.cure
 
 
 def test_a_mesh_prints_its_axes() -> None:

@@ -59,7 +59,7 @@ def test_flags_beat_the_file(file: Path) -> None:
         storage="s3://other/runs",
         name="flag",
         resources="CPU=1,GPU=0.5",
-        mesh="dp=-1,tp=3",
+        mesh=("dp=-1,tp=3",),
         interval="100 steps",
         replicas=0,
         keep=1,
@@ -102,9 +102,9 @@ def test_workers_may_be_a_range_with_either_sign() -> None:
         ({"workers": "many"}, "--workers = 'many': use a number, or MIN:MAX"),
         ({"workers": "4:2"}, "num_workers = (4, 2): the minimum 4 is above the maximum 2; swap them"),
         ({"workers": "0"}, "num_workers = 0: at least one worker is needed"),
-        ({"workers": "5:7", "mesh": "dp=-1,tp=4"}, "no world size from 5 to 7 can hold it"),
-        ({"mesh": "dp"}, "--mesh = 'dp': use NAME=NUMBER, with commas between, as dp=-1,tp=2"),
-        ({"mesh": "columns=2"}, "unknown axis 'columns'; use pp, dp, ep, cp, tp"),
+        ({"workers": "5:7", "mesh": ("dp=-1,tp=4",)}, "no world size from 5 to 7 can hold it"),
+        ({"mesh": ("dp",)}, "--mesh = 'dp': use NAME=NUMBER, with commas between, as dp=-1,tp=2"),
+        ({"mesh": ("columns=2",)}, "unknown axis 'columns'; use pp, dp, ep, cp, tp"),
         ({"resources": "CPU=two"}, "--resources = 'CPU=two': use NAME=NUMBER"),
         ({"resources": "CPU=0"}, "resources_per_worker['CPU'] = 0.0: use a finite number above 0"),
         ({"interval": "often"}, "interval = 'often': use auto, young, daly, seconds"),
@@ -147,3 +147,8 @@ def test_a_wrong_file_is_one_sentence(tmp_path: Path, name: str, text: str | Non
 def test_a_field_that_the_config_lacks_is_named_with_those_it_has() -> None:
     with pytest.raises(ConfigError, match="RunConfig has no such field; it has name, storage_path"):
         settings_from("a.py:f", {"run_config": {"nam": "x"}})
+
+
+def test_a_second_mesh_is_another_one_that_is_allowed() -> None:
+    settings = settings_from("a.py:train", {}, workers="2:4", mesh=("dp=2,tp=2", "dp=2"))
+    assert settings.scaling.mesh == ({"dp": 2, "tp": 2}, {"dp": 2})

@@ -32,6 +32,21 @@ def test_the_largest_mesh_is_chosen_and_the_reason_says_what_was_taken_of_what()
     assert reason == "dp3·tp2 takes 6 of 7 ready ranks; at most 6 are wanted"
 
 
+def test_ranks_that_no_mesh_takes_stay_spare_and_the_reason_says_what_the_next_one_needs() -> None:
+    rule = ({"dp": 4, "tp": 2}, {"dp": 2, "tp": 2}, {"dp": 2})
+    assert choose_mesh(rule, 1, 8, 8)[1] == "all 8 ready ranks form dp4·tp2"
+    mesh, reason = choose_mesh(rule, 1, 8, 7)
+    assert mesh == Mesh((("dp", 2), ("tp", 2)))
+    assert reason == ("dp2·tp2 takes 4 of 7 ready ranks, 3 stay spare: the next larger mesh, dp4·tp2, needs 8")
+    assert choose_mesh(rule, 1, 8, 3)[1] == (
+        "dp2 takes 2 of 3 ready ranks, 1 stays spare: the next larger mesh, dp2·tp2, needs 4"
+    )
+    assert choose_mesh(rule, 1, 12, 9)[1] == (
+        "dp4·tp2 takes 8 of 9 ready ranks, 1 stays spare: no mesh that is allowed is larger"
+    )
+    assert choose_mesh(rule, 3, 8, 3) == (None, "3 ranks are ready and the smallest mesh needs 4")
+
+
 def test_too_few_ranks_make_no_mesh_and_the_reason_names_the_smallest() -> None:
     assert choose_mesh({"dp": -1, "tp": 2}, 1, 8, 1) == (None, "1 ranks are ready and the smallest mesh needs 2")
     assert choose_mesh({"dp": -1}, 3, 8, 2) == (None, "2 ranks are ready and the smallest mesh needs 3")
