@@ -28,6 +28,7 @@ class ControllerSpec:
             mesh=scaling.mesh,
             min_workers=scaling.min_workers,
             max_workers=scaling.max_workers,
+            hot_spares=scaling.hot_spares,
             replicas=self.run.snapshots.replicas,
             max_failures_without_progress=failures.max_failures_without_progress,
             max_user_errors=failures.max_user_errors,

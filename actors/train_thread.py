@@ -120,6 +120,7 @@ class TrainThread:
         self.spec, self.store, self.tell = spec, store, tell
         self.reader = StoreReader(spec.run, spec.node, spec.storage)
         self.run: Run | None = None
+        self._kept: dict[str, Any] = {}
         self._live_orders: queue.SimpleQueue[LiveOrder | None] = queue.SimpleQueue()
         self._salvage: Salvage | None = None
         self._live_reason = ""
@@ -185,7 +186,14 @@ class TrainThread:
         try:
             self._form(order, gate)
             context = RunContext(
-                self.spec.run, order.generation, order.rank, order.mesh, self.spec.seed, self.spec.rng, order.hold
+                self.spec.run,
+                order.generation,
+                order.rank,
+                order.mesh,
+                self.spec.seed,
+                self.spec.rng,
+                order.hold,
+                self._kept,
             )
             run = self.run = Run(context, _Link(self, order), gate)
             set_current_run(run)

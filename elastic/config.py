@@ -64,6 +64,9 @@ class ScalingConfig(_Config):
     resources_per_worker: Mapping[str, float] | None = None
     """Ray resources of one rank; ``{"CPU": 1}``, or with ``use_gpu`` also ``{"GPU": 1}``."""
     use_gpu: bool = False
+    hot_spares: int = 0
+    """Ranks beyond ``num_workers`` that have imported and warmed up and stand by: one takes a lost rank's place at
+    once, and another is started for it. They hold resources and train nothing."""
     mesh: MeshRule = {"dp": -1}
     """Axis sizes, outermost first; -1 takes what the world size leaves. A list of meshes, or a mapping from world sizes
     to meshes, allows several: the largest that the ranks at hand can form is taken, of equally large ones the one that
@@ -82,6 +85,8 @@ class ScalingConfig(_Config):
         low, high = self.min_workers, self.max_workers
         if low < 1:
             raise _Invalid("num_workers", self.num_workers, "at least one worker is needed")
+        if self.hot_spares < 0:
+            raise _Invalid("hot_spares", self.hot_spares, "use 0, or how many warm ranks stand by")
         if low > high:
             raise _Invalid("num_workers", self.num_workers, f"the minimum {low} is above the maximum {high}; swap them")
         if largest(self.mesh, low, high) is None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, overload
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar, overload
 
 from elastic.clock import now
 from elastic.data.ledger import LedgerEntry, LedgerRow, encode_row
@@ -30,6 +30,8 @@ from elastic.snapshot.staging import Stager, capture_and_stage
 __all__ = ["Interrupted", "Run", "RunContext", "RunLink", "current_run"]
 
 log = logging.getLogger("elastic.run")
+
+T = TypeVar("T")
 
 DATA_AXES = ("dp", "ep")
 """Mesh axes whose ranks take different samples; along the others ranks share a batch, one of them keeps the ledger."""
@@ -55,6 +57,8 @@ class RunContext:
     rng: str = "derived"
     hold: bool = False
     """Wait at the first boundary for the snapshot of step 0."""
+    kept: MutableMapping[str, Any] = field(default_factory=dict)
+    """What ``Run.keep`` holds over generations: the process's own."""
 
 
 class RunLink(Protocol):
@@ -117,6 +121,19 @@ class Run:
     def entered(self) -> bool:
         """Whether the first boundary was reached."""
         return self._guard is not None
+
+    def keep(self, name: str, build: Callable[[], T]) -> T:
+        """What ``build()`` makes, made once in this process: the next generation is given the same object.
+
+        For what is dear to build and not state: a tokenizer, a dataset index, a compiled function. It must hold nothing
+        of a generation: no process group, no model wrapped in one, no tensor that training changes. A process that
+        starts anew builds its own.
+        """
+        kept = self._context.kept
+        if name not in kept:
+            kept[name] = build()
+        found: T = kept[name]
+        return found
 
     # --- state ---------------------------------------------------------------------------------------------------
 

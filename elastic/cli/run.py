@@ -53,6 +53,10 @@ def run(
     resources: Annotated[
         str | None, typer.Option("--resources", help="Of one rank: CPU=1,GPU=1.", rich_help_panel=_SIZE)
     ] = None,
+    spares: Annotated[
+        int | None,
+        typer.Option("--hot-spares", metavar="N", help="Warm ranks that stand by.", rich_help_panel=_SIZE),
+    ] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="One GPU a rank.", rich_help_panel=_SIZE)] = False,
     mesh: Annotated[
         list[str] | None,
@@ -101,6 +105,7 @@ def run(
         storage=storage,
         name=name,
         resources=resources,
+        hot_spares=spares,
         mesh=mesh or (),
         interval=interval,
         replicas=replicas,
@@ -175,7 +180,7 @@ def _locally(settings: RunSettings) -> tuple[Result | None, bool]:
             )
     use_local_token(create=True)
     connection = sibling("actors.connection")
-    most, each = settings.scaling.max_workers, settings.scaling.resources
+    most, each = settings.scaling.max_workers + settings.scaling.hot_spares, settings.scaling.resources
     cpus = max(math.ceil(most * each.get("CPU", 0)), os.cpu_count() or 1)
     own = {name: amount * most for name, amount in each.items() if name not in ("CPU", "GPU", "memory")}
     with show(settings) as display:

@@ -134,6 +134,7 @@ def settings_from(
     storage: str | None = None,
     name: str | None = None,
     resources: str | None = None,
+    hot_spares: int | None = None,
     mesh: Sequence[str] = (),
     interval: str | None = None,
     replicas: int | None = None,
@@ -156,6 +157,8 @@ def settings_from(
         scaling["num_workers"] = workers_of(workers)
     if resources is not None:
         scaling["resources_per_worker"] = pairs_of(resources, "--resources", float)
+    if hot_spares is not None:
+        scaling["hot_spares"] = hot_spares
     if mesh:
         allowed = [pairs_of(text, "--mesh", int) for text in mesh]
         scaling["mesh"] = allowed[0] if len(allowed) == 1 else allowed

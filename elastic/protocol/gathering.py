@@ -21,12 +21,14 @@ from elastic.protocol.tiers import newest_restorable
 
 
 def staff(state: RunState) -> Outcome:
-    """Start members that are missing where there is room, and end those that are too many and train nothing."""
+    """Start members that are missing where there is room, hot spares among them, and end those that are too many and
+    train nothing."""
     if state.stop_asked:
         return state, ()
     commands: list[Any] = []
+    wanted = state.target + state.limits.hot_spares
     spare = [member for member in state.members.values() if member.phase in (STARTING, WARM)]
-    too_many = len(state.members) - state.target
+    too_many = len(state.members) - wanted
     if too_many > 0 and spare:
         # Who is not ready goes first, then who was in no generation, then the highest rank.
         order = {name: rank for rank, name in enumerate(state.ranks)}
@@ -34,7 +36,7 @@ def staff(state: RunState) -> Outcome:
         for member in spare[:too_many]:
             commands.append(KillMember(member.name, "fewer ranks are wanted"))
             state = replace(state, members={name: m for name, m in state.members.items() if name != member.name})
-    missing = state.target - len(state.members)
+    missing = wanted - len(state.members)
     if missing > 0 and "start" not in state.deadlines:
         for node in place_members(state.nodes.values(), state.members.values(), missing, state.avoid):
             name = f"m{state.members_made:04d}"
@@ -55,7 +57,9 @@ def better_generation(state: RunState) -> str:
         return ""
     if mesh.world_size < len(state.ranks):
         return "shrink"
-    return "" if starting else "grow"  # who is about to be ready joins at the same stop
+    # Who is about to be ready joins at the same stop, unless it would only stand by.
+    with_all, _ = choose_mesh(limits.mesh, limits.min_workers, state.target, len(state.members))
+    return "grow" if with_all == mesh else ""
 
 
 def gather(state: RunState, at: float) -> Outcome:
@@ -71,7 +75,7 @@ def gather(state: RunState, at: float) -> Outcome:
             reason = f"{reason}; no more came in {limits.wait_for_cluster_s:g} s"
             return end_run(state, EndRun("failed", reason, kind="cluster"))
         return state, ()
-    if not state.ranks and _more_to_come(state):
+    if not state.ranks and len(ready) < state.target and _more_to_come(state):
         # A start may wait a little for its full size; a recovery never does: the late ones join at a boundary.
         state = state.due("more", at + limits.wait_for_workers_s)
         if at < state.deadlines["more"]:

@@ -25,6 +25,7 @@ class Limits:
     min_workers: int
     max_workers: int
     replicas: int = 1
+    hot_spares: int = 0
     max_failures_without_progress: int = 5
     max_user_errors: int = 3
     unwind_timeout_s: float = 10.0

@@ -85,6 +85,24 @@ def act(faults: Any, run: elastic.Run) -> None:
                 os._exit(3)
 
 
+def keeps(config: dict[str, Any]) -> None:
+    """Builds one thing that outlives generations, and reports which process built it and how often."""
+    run = elastic.current_run()
+    built = run.keep("built", lambda: [os.getpid(), 0])
+    built[1] += 1
+    model = DistributedDataParallel(net(0.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = elastic.ElasticLoader(Regression(4096), global_batch_size=32, seed=17)
+    run.attach(model=model, optimizer=optimizer, loader=loader)
+    for x, y in run.steps(loader, until_step=config["steps"]):
+        torch.nn.functional.mse_loss(model(x).squeeze(1), y).backward()
+        run.report(builder=built[0], process=os.getpid(), entries=built[1])
+        act(config.get("faults", ()), run)
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(config.get("step_s", 0.0))
+
+
 def swallows(config: dict[str, Any]) -> None:
     """A loop that catches whatever its step raises and goes on at once."""
     run = elastic.current_run()

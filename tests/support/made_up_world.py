@@ -140,6 +140,7 @@ class World:
             low,
             high,
             replicas=self.random.randint(0, 1),
+            hot_spares=random.Random(f"spares {seed}").choice((0, 0, 1, 2)),
             unwind_timeout_s=10.0,
             form_timeout_s=120.0,
             wait_for_workers_s=self.random.choice((0.0, 10.0)),

@@ -34,6 +34,7 @@ class Story:
         limits = replace(
             Limits(mesh, low, high, replicas=int(words.get("replicas", "1"))),
             wait_for_workers_s=float(words.get("wait", "10")),
+            hot_spares=int(words.get("spares", "0")),
             max_failures_without_progress=int(words.get("failures", "5")),
         )
         self.machine: Machine[RunState] = Machine("run", life.TABLE, RunState(limits, target=high))

@@ -17,7 +17,7 @@ NAMES = {
 }  # fmt: skip
 
 FIELDS = {
-    "ScalingConfig": {"num_workers", "resources_per_worker", "use_gpu", "mesh"},
+    "ScalingConfig": {"num_workers", "resources_per_worker", "use_gpu", "hot_spares", "mesh"},
     "SnapshotConfig": {
         "interval", "mtbf_s", "replicas", "remote_every", "max_uploads_in_flight", "when_busy", "synchronous", "keep",
         "checksum", "arena_directory", "rng",
