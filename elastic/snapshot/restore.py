@@ -96,7 +96,6 @@ def _restore(
     targets = _one_per_memory(targets, differences)
     new, dropped = _whole_components(attached.components, saved, mode, differences)
     _judge(differences, mode, index.step, bool(targets))
-    index.check_coverage()
     plan = plan_restore(index.table, [(target.name, target.box) for target in targets], window_bytes)
     planned = time.perf_counter()
     waited_s = _execute(attached, index, source, plan, targets)

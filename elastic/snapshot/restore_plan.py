@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from elastic.errors import CorruptSnapshot
 from elastic.snapshot.chunk_table import ChunkTable
-from elastic.snapshot.layout import Box
+from elastic.snapshot.coverage import not_proven
+from elastic.snapshot.layout import Box, TensorSpec, check_tiling
 
 WINDOW_BYTES = 64 << 20
 """Most bytes of chunks that are held at a time, unless one chunk is larger."""
@@ -57,13 +58,9 @@ class RestorePlan:
 def plan_restore(table: ChunkTable, wanted: Sequence[tuple[str, Box]], window_bytes: int = WINDOW_BYTES) -> RestorePlan:
     """The plan for ``wanted``, pairs of a saved tensor's name (not an alias) and a box of it.
 
-    Raises CorruptSnapshot naming the tensor if the chunks do not fill a wanted box.
+    Raises CorruptSnapshot naming the tensor if the chunks do not tile a wanted box: no gap, no overlap.
     """
-    dims = table.offset.shape[1]
-    low, size = np.zeros((len(wanted), dims), np.int64), np.ones((len(wanted), dims), np.int64)
-    for number, (_, box) in enumerate(wanted):
-        low[number, : len(box.offset)] = box.offset
-        size[number, : len(box.shape)] = box.shape
+    low, size = _columns([box for _, box in wanted], table.offset.shape[1])
     row, target = _pairs(table, wanted)
     chunk_low, chunk_size = table.offset[row], table.shape[row]
     start = np.maximum(chunk_low, low[target])
@@ -79,7 +76,7 @@ def plan_restore(table: ChunkTable, wanted: Sequence[tuple[str, Box]], window_by
     source_offset, target_offset = start - chunk_low, start - low[target]
     itemsize = np.array([spec.itemsize for spec in table.specs] or [1], np.int64)[table.tensor_id[row]]
     nbytes = extent.prod(axis=1) * itemsize
-    _check_filled(wanted, size, target, nbytes, itemsize)
+    _check_filled(wanted, size, target, target_offset, extent)
     windows = _windows(table.nbytes[rows], window_bytes)
     edges = np.searchsorted(source, [window.start for window in windows] + [len(rows)])
     return RestorePlan(
@@ -119,16 +116,33 @@ def _pairs(table: ChunkTable, wanted: Sequence[tuple[str, Box]]) -> tuple[Ints, 
     return rows, order[first[held]] if len(rows) else np.zeros(0, np.int64)
 
 
-def _check_filled(wanted: Sequence[tuple[str, Box]], size: Ints, target: Ints, nbytes: Ints, itemsize: Ints) -> None:
-    """Raise CorruptSnapshot unless as many elements arrive in each wanted box as it has."""
-    arriving = np.zeros(len(wanted), np.int64)
-    np.add.at(arriving, target, nbytes // itemsize)
+def _columns(boxes: Sequence[Box], dims: int) -> tuple[Ints, Ints]:
+    """Offsets and shapes of boxes, [n, dims] each, unused dimensions as in a chunk table."""
+    low, size = np.zeros((len(boxes), dims), np.int64), np.ones((len(boxes), dims), np.int64)
+    ranks = np.fromiter((len(box.shape) for box in boxes), np.int64, len(boxes))
+    for rank in np.unique(ranks).tolist():
+        if rank:
+            at = np.flatnonzero(ranks == rank)
+            low[at, :rank] = [boxes[i].offset for i in at.tolist()]
+            size[at, :rank] = [boxes[i].shape for i in at.tolist()]
+    return low, size
+
+
+def _check_filled(wanted: Sequence[tuple[str, Box]], size: Ints, target: Ints, offset: Ints, extent: Ints) -> None:
+    """Raise CorruptSnapshot unless the regions that arrive in each wanted box tile it: no gap, no overlap."""
+    arriving = np.bincount(target, extent.prod(axis=1), len(wanted)).astype(np.int64)
     if len(short := np.flatnonzero(arriving != size.prod(axis=1))):
         name, box = wanted[int(short[0])]
         raise CorruptSnapshot(
             f"tensor {name!r}: {int(arriving[short[0]])} elements of the snapshot lie in {box}, "
             f"which has {math.prod(box.shape)}"
         )
+    doubtful, parts = not_proven(target, offset, extent, size)
+    for number, rows in zip(doubtful.tolist(), parts.of(doubtful)):
+        name, box = wanted[number]
+        dims = len(box.shape)
+        boxes = zip(parts.offset[rows, :dims].tolist(), parts.shape[rows, :dims].tolist())
+        check_tiling(TensorSpec(name, "", box.shape, 1), (Box(tuple(at), tuple(shape)) for at, shape in boxes))
 
 
 def _is_run(extent: Ints, whole: Ints) -> npt.NDArray[np.bool_]:

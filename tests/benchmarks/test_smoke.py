@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 KEYS = {
     "step_overhead": {"us_per_step"},
     "stall": {"over_memcpy", "over_dcp_async", "over_dcp_stager"},
+    "plan_scale": {"plan_s", "peak_bytes", "chunks"},
     "save_load": {"save_speedup", "load_speedup"},
     "incremental": {"uploaded_over_changed", "unchanged_speedup"},
     "online_interval": {"worst_points", "most_changes"},

@@ -147,3 +147,10 @@ def test_half_a_million_chunks_are_planned_in_a_fraction_of_a_second() -> None:
     plan = plan_restore(wide, [("t7", specs[7].box)])
     assert time.process_time() - started < 0.5
     assert len(plan.rows) == rows
+
+
+def test_a_gap_hidden_by_an_overlap_is_found_before_anything_is_read() -> None:
+    table, spec = big_table()
+    rows = np.concatenate([np.arange(1, len(table)), [1]])
+    with pytest.raises(CorruptSnapshot, match=r"'t': boxes .* overlap"):
+        plan_restore(table.take(rows), [("t", spec.box)])
