@@ -26,6 +26,7 @@ _HOME = {
     "SnapshotConfig": "elastic.config",
     "TokenDataset": "elastic.data.token_files",
     "current_run": "elastic.run",
+    "declare": "elastic.snapshot.declared",
     "write_tokens": "elastic.data.token_files",
 }
 
@@ -44,6 +45,7 @@ __all__ = [
     "SnapshotConfig",
     "TokenDataset",
     "current_run",
+    "declare",
     "write_tokens",
 ]
 
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from elastic.data.token_files import TokenDataset, write_tokens
     from elastic.result import Result
     from elastic.run import Interrupted, Run, current_run
+    from elastic.snapshot.declared import declare
     from elastic.trainer import ElasticTrainer
 
 

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 
 from elastic.errors import ConfigError
 
-AXES = ("pp", "dp", "ep", "cp", "tp")
-"""Axis names, outermost first: neighbours on the last axis are neighbours in rank, hence likely on one host."""
+AXES = ("pp", "dp_replicate", "dp_shard", "dp", "ep", "cp", "tp")
+"""Axis names, outermost first: neighbours on the last axis are neighbours in rank, hence likely on one host.
+``dp_replicate`` and ``dp_shard`` are the two axes of hybrid sharding (HSDP); ``dp`` is data parallelism in one axis."""
+
+DATA_AXES = ("dp_replicate", "dp_shard", "dp", "ep")
+"""Axes whose ranks take different samples; along the others ranks share a batch."""
 
 MeshTemplate = Mapping[str, int]
 """Axis to size, outermost first; -1 once at most."""
@@ -52,6 +56,15 @@ class Mesh:
         for name, size in self.axes:
             rank = rank * size + coordinate.get(name, 0)
         return rank
+
+    def place(self, axes: str | tuple[str, ...], coordinate: Mapping[str, int]) -> tuple[int, int]:
+        """Where ``coordinate`` lies on an axis, or on several flattened into one (the last varies fastest), and the
+        size of that."""
+        place, whole = 0, 1
+        for axis in (axes,) if isinstance(axes, str) else axes:
+            size = self.size(axis)
+            place, whole = place * size + coordinate.get(axis, 0), whole * size
+        return place, whole
 
     def group(self, rank: int, *axes: str) -> tuple[int, ...]:
         """All ranks that differ from ``rank`` on ``axes`` alone, in order."""

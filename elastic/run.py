@@ -17,7 +17,7 @@ from elastic.data.ledger import LedgerEntry, LedgerRow, encode_row
 from elastic.data.loader import Batch, ElasticLoader
 from elastic.errors import CaptureError, ConfigError, SnapshotError
 from elastic.gate import BoundaryGate, Interrupted, Order
-from elastic.mesh import Mesh
+from elastic.mesh import DATA_AXES, Mesh
 from elastic.protocol.shares import PointInTime, StagedShare
 from elastic.reduction_order import fix_bucket_layout
 from elastic.snapshot.capture import Attached
@@ -32,9 +32,6 @@ __all__ = ["Interrupted", "Run", "RunContext", "RunLink", "current_run"]
 log = logging.getLogger("elastic.run")
 
 T = TypeVar("T")
-
-DATA_AXES = ("dp", "ep")
-"""Mesh axes whose ranks take different samples; along the others ranks share a batch, one of them keeps the ledger."""
 
 
 class Stopped(Interrupted):
@@ -106,6 +103,7 @@ class Run:
         self._guard: BoundaryGuard | None = None
         self._generators: Mapping[str, Any] | None = None
         self._loader: ElasticLoader | None = None
+        self._device_mesh: Any = None
         self._step = 0
         self._ledger: list[tuple[int, LedgerEntry]] = []
         self._metrics: list[tuple[int, float, dict[str, Any]]] = []
@@ -134,6 +132,21 @@ class Run:
             kept[name] = build()
         found: T = kept[name]
         return found
+
+    def device_mesh(self, device_type: str | None = None) -> Any:
+        """``run.mesh`` as a torch DeviceMesh with the same axes, for ``fully_shard``, ``parallelize_module`` and
+        ``distribute_tensor``; ``mesh["dp"]`` is one axis of it.
+
+        ``device_type`` is that of the GPUs if there are any, else ``"cpu"``. Made once in a generation.
+        """
+        if self._device_mesh is None:
+            import torch
+            from torch.distributed.device_mesh import init_device_mesh
+
+            kind = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+            names, sizes = zip(*self.mesh.axes)
+            self._device_mesh = init_device_mesh(kind, sizes, mesh_dim_names=names)
+        return self._device_mesh
 
     # --- state ---------------------------------------------------------------------------------------------------
 
@@ -185,10 +198,10 @@ class Run:
             loader.bind(self._data_rank(), self._data_size())
 
     def _data_rank(self) -> int:
-        return self.coordinate.get("dp", 0) * self.mesh.size("ep") + self.coordinate.get("ep", 0)
+        return self.mesh.place(DATA_AXES, self.coordinate)[0]
 
     def _data_size(self) -> int:
-        return self.mesh.size("dp") * self.mesh.size("ep")
+        return self.mesh.place(DATA_AXES, self.coordinate)[1]
 
     def state_dict(self) -> dict[str, Any]:
         """The run's own counters: part of every snapshot, so that step and weights cannot part."""
@@ -389,7 +402,7 @@ class Run:
             self._loader.close()
         if self._guard is not None:
             self._guard.close()
-        self._attached = self._loader = self._guard = None
+        self._attached = self._loader = self._guard = self._device_mesh = None
 
 
 def _number(value: Any) -> float:

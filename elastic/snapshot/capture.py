@@ -8,7 +8,7 @@ of their names, and the other names as aliases.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from elastic.errors import CaptureError, RestoreError
 from elastic.mesh import Mesh
 from elastic.protocol.shares import ALIGNMENT_BYTES
 from elastic.snapshot.component import MODEL, OPTIMIZER, Component
+from elastic.snapshot.declared import Declared
 from elastic.snapshot.layout import Box, Layout
 from elastic.snapshot.module_state import ModuleState
 from elastic.snapshot.object_state import ObjectState
@@ -75,7 +76,7 @@ class Attached:
         self._layouts: list[Layout] = []
         self._key = ""
         self._share: SaveShare | None = None
-        self._names: dict[int, str] | None = None
+        self._names: dict[int, Declared] | None = None
         self._refresh()
 
     def capture(self, extra: Mapping[str, object] | None = None) -> Captured:
@@ -104,7 +105,7 @@ class Attached:
         tensors = self._tensors or ()
         empty = [c.optimizer for c in self.components if isinstance(c, OptimizerState) and not c.optimizer.state]
         parameters = [local_part(p) for optimizer in empty for group in optimizer.param_groups for p in group["params"]]
-        copies = 1 if any(layout.cuts for layout in self._layouts) else self.mesh.world_size
+        copies = 1 if any(layout.cuts or layout.held_at for layout in self._layouts) else self.mesh.world_size
         future = 2 * sum(p.nbytes for p in parameters) // copies + 3 * len(parameters) * ALIGNMENT_BYTES
         largest_row = max((t.tensor.nbytes // max(1, *t.tensor.shape) for t in tensors if t.tensor.dim()), default=0)
         return self.share().nbytes + future + 4 * largest_row + SLACK_BYTES
@@ -118,6 +119,11 @@ class Attached:
         """``last_epoch`` of each LR scheduler, likewise."""
         found = [(c.name, getattr(c.value, "last_epoch", None)) for c in self.components if isinstance(c, ObjectState)]
         return tuple((name, last) for name, last in found if type(last) is int)
+
+    @property
+    def partial(self) -> bool:
+        """Whether other ranks hold tensors that this rank does not: stages of a pipeline, experts."""
+        return any(layout.held_at for layout in self._layouts)
 
     def check_usable(self) -> None:
         """Raise RestoreError if a restore failed midway and the live state is half old, half new."""
@@ -149,16 +155,18 @@ class Attached:
             found.kind = OPTIMIZER
         return found
 
-    def _parameter_names(self) -> Mapping[int, str]:
+    def _parameter_names(self) -> Mapping[int, Declared]:
         if self._names is None:
             self._names = {}
             taken: set[str] = set()
             for module in self._modules:
-                own = list(module.parameter_names())
-                for name, parameter in own:
+                own = list(module.parameters())
+                for declared, parameter in own:
                     # the module attached first owns the bare names; a later one that has the same adds its own
-                    self._names.setdefault(id(parameter), f"{module.name}.{name}" if name in taken else name)
-                taken.update(name for name, _ in own)
+                    if declared.name in taken:
+                        declared = replace(declared, name=f"{module.name}.{declared.name}")
+                    self._names.setdefault(id(parameter), declared)
+                taken.update(declared.name for declared, _ in own)
         return self._names
 
     def _refresh(self) -> None:

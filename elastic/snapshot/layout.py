@@ -63,28 +63,43 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One logical tensor over a mesh: ``cuts`` names, in order, the mesh axes that shard it and the dimension each
-    cuts. An axis that is not named replicates, unless ``held_at`` names it with the only coordinate that holds the
-    tensor at all (the layers of one pipeline stage, the experts of one expert-parallel rank)."""
+    """One logical tensor over a mesh. An axis that is named nowhere replicates.
+
+    ``cuts`` names, in the order in which they cut, the axes that shard the tensor and the dimension each cuts, into
+    parts as ``torch.chunk`` makes them; several axes flattened into one are a tuple of names. ``held_at`` names axes
+    with the coordinates that hold the tensor at all: one (the layers of a pipeline stage, the experts of a rank), or
+    several (an embedding that the first and the last stage share).
+    """
 
     spec: TensorSpec
-    cuts: tuple[tuple[str, int], ...] = ()
-    held_at: tuple[tuple[str, int], ...] = ()
+    cuts: tuple[tuple[str | tuple[str, ...], int], ...] = ()
+    held_at: tuple[tuple[str, int | tuple[int, ...]], ...] = ()
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The axes that cut the tensor."""
+        return frozenset(axis for names, _ in self.cuts for axis in ((names,) if isinstance(names, str) else names))
 
     def box_of(self, mesh: Mesh, rank: int) -> Box | None:
         """The box that ``rank`` holds, or None where its part is empty."""
         if not self.cuts and not self.held_at:
             return self.spec.box
         coordinate = mesh.coordinate(rank)
-        if any(coordinate.get(axis, 0) != place for axis, place in self.held_at):
+        if any(coordinate.get(axis, 0) not in places(at) for axis, at in self.held_at):
             return None
         offset, shape = [0] * len(self.spec.shape), list(self.spec.shape)
-        for axis, dim in self.cuts:
-            rows = -(-shape[dim] // mesh.size(axis))
-            start = min(rows * coordinate.get(axis, 0), shape[dim])
+        for axes, dim in self.cuts:
+            place, parts = mesh.place(axes, coordinate)
+            rows = -(-shape[dim] // parts)
+            start = min(rows * place, shape[dim])
             offset[dim] += start
             shape[dim] = min(rows, shape[dim] - start)
         return None if 0 in shape and 0 not in self.spec.shape else Box(tuple(offset), tuple(shape))
+
+
+def places(at: int | tuple[int, ...]) -> tuple[int, ...]:
+    """The coordinates of one entry of ``held_at``."""
+    return (at,) if isinstance(at, int) else at
 
 
 def holders(layout: Layout, mesh: Mesh) -> dict[Box, tuple[int, ...]]:

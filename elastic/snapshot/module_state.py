@@ -16,6 +16,7 @@ from torch import nn
 from elastic.errors import CaptureError
 from elastic.mesh import Mesh
 from elastic.snapshot.component import MODEL, Differences, Saved, Target
+from elastic.snapshot.declared import Declarations, Declared
 from elastic.snapshot.layout import Layout
 from elastic.snapshot.names import canonical, check_distinct
 from elastic.snapshot.object_state import lift, restored
@@ -36,6 +37,8 @@ class ModuleState:
         self._extra: dict[str, object] = {}
         self._slots: TensorSlots | None = None
         self._raw: dict[str, str] = {}
+        self.partial = False
+        """Whether other ranks hold tensors of this module that this rank does not."""
         self._to_load: list[tuple[str, Target]] = []
         self._saved_extra: dict[str, object] = {}
 
@@ -49,27 +52,36 @@ class ModuleState:
             return False
         slots = _plain_slots(self.module)
         named = dict(self.module.state_dict(keep_vars=True) if slots is None else _plain_entries(self.module))
-        tensors: dict[str, torch.Tensor] = {}
+        declarations = Declarations.of(self.module)
+        described: list[tuple[Layout, torch.Tensor]] = []
         self._extra, self._raw = {}, {}
+        values: dict[str, object] = {}
         for raw, value in named.items():
-            name = canonical(raw)
+            declared = declarations.of_tensor(raw) if declarations.found else None
+            name = declared.name if declared is not None else canonical(raw)
+            if declared is not None and values.get(name) is value:
+                continue  # one tensor, declared to be one under both of its names
+            if name in values:
+                check_distinct([name, name], self.name)
+            values[name] = value
             self._raw[f"{self.name}.{name}"] = raw
             if isinstance(value, torch.Tensor) and not name.endswith("_extra_state"):
-                tensors[raw] = value
+                described.append(describe(f"{self.name}.{name}", value, self._mesh, self._rank, declared))
             else:
                 self._extra[name] = value
-        check_distinct((canonical(raw) for raw in named), self.name)
-        described = [describe(f"{self.name}.{canonical(raw)}", t, self._mesh, self._rank) for raw, t in tensors.items()]
+        declarations.check_used(self.name)
+        self.partial = any(layout.held_at for layout, _ in described)
         self.layouts, self.tensors = [layout for layout, _ in described], [local for _, local in described]
         if slots is not None:
             slots.close()
         self._slots = slots
         return True
 
-    def parameter_names(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter with its canonical name; a tied one under each of its names."""
+    def parameters(self) -> Iterator[tuple[Declared, nn.Parameter]]:
+        """Every parameter with its name and what is declared of it; a tied one under each of its names."""
+        declarations = Declarations.of(self.module)
         for raw, parameter in self.module.named_parameters(remove_duplicate=False):
-            yield canonical(raw), parameter
+            yield declarations.of_tensor(raw) if declarations.found else Declared(canonical(raw)), parameter
 
     def tree(self) -> object:
         if not self._extra:
@@ -100,12 +112,14 @@ class ModuleState:
                 else:
                     target = Target(spec.name, box, local)
                 targets.append(target)
-        live = {layout.spec.name for layout in self.layouts}
-        differences.unexpected += [name for name in (*saved.tensors, *saved.aliases) if name not in live]
+        if not self.partial:  # what this rank does not hold, another does; their names are checked when they save
+            live = {layout.spec.name for layout in self.layouts}
+            differences.unexpected += [name for name in (*saved.tensors, *saved.aliases) if name not in live]
         tree = saved.tree if isinstance(saved.tree, dict) else {}
         self._saved_extra = {k: restored(v, {}) for k, v in tree.get("extra", {}).items()}
         differences.missing += [f"{self.name}.{name}" for name in self._extra if name not in self._saved_extra]
-        differences.unexpected += [f"{self.name}.{name}" for name in self._saved_extra if name not in self._extra]
+        if not self.partial:
+            differences.unexpected += [f"{self.name}.{name}" for name in self._saved_extra if name not in self._extra]
         return targets
 
     def _made_up(self) -> set[int]:

@@ -9,6 +9,7 @@ back with the dtype it had, never cast to the dtype of its parameter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from torch.optim import Optimizer
 from elastic.errors import CaptureError, CorruptSnapshot
 from elastic.mesh import Mesh
 from elastic.snapshot.component import OPTIMIZER, Differences, Saved, Target
+from elastic.snapshot.declared import Declared
 from elastic.snapshot.layout import Layout
 from elastic.snapshot.names import check_distinct
 from elastic.snapshot.object_state import lift, restored
-from elastic.snapshot.tensor_layout import describe, is_dtensor, with_layout_of
+from elastic.snapshot.tensor_layout import describe, is_dtensor, local_part, spec_of, with_layout_of
 from elastic.snapshot.tensor_slots import TensorSlots
 from elastic.snapshot.tree import Encoded, encode_text
 
@@ -33,10 +35,11 @@ class OptimizerState:
     kind = OPTIMIZER
 
     def __init__(
-        self, name: str, optimizer: Optimizer, mesh: Mesh, rank: int, names: Callable[[], Mapping[int, str]]
+        self, name: str, optimizer: Optimizer, mesh: Mesh, rank: int, names: Callable[[], Mapping[int, Declared]]
     ) -> None:
         self.name, self.optimizer = name, optimizer
         self._mesh, self._rank, self._names_by_id = mesh, rank, names
+        self._declared: Mapping[int, Declared] = {}
         self.layouts: list[Layout] = []
         self.tensors: list[torch.Tensor] = []
         self._slots: TensorSlots | None = None
@@ -58,7 +61,7 @@ class OptimizerState:
         slots.expect_size(self.optimizer.param_groups)
         for group in self.optimizer.param_groups:
             slots.expect_items(group["params"])
-        found: list[tuple[str, torch.Tensor]] = []
+        found: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         keys: dict[tuple[str, ...], list[str]] = {}
         self._values = []
         for parameter, state in self.optimizer.state.items():
@@ -71,15 +74,15 @@ class OptimizerState:
             slots.expect_size(state)
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    found.append((f"{self.name}.state.{name}.{key}", value))
+                    found.append((f"{self.name}.state.{name}.{key}", value, parameter))
                     slots.add(state, key, value, value)
                 else:
                     self._values.append((name, key, state))
-                    lift(value, f"{self.name}.state.{name}.{key}", lambda n, t: found.append((n, t)))
+                    lift(value, f"{self.name}.state.{name}.{key}", lambda n, t, p=parameter: found.append((n, t, p)))
             tensor_keys = tuple(key for key, value in state.items() if isinstance(value, torch.Tensor))
             keys.setdefault(tensor_keys, []).append(name)
-        check_distinct((name for name, _ in found), self.name)
-        described = [describe(name, tensor, self._mesh, self._rank) for name, tensor in found]
+        check_distinct((name for name, _, _ in found), self.name)
+        described = [self._describe(*one) for one in found]
         self.layouts, self.tensors = [layout for layout, _ in described], [local for _, local in described]
         self._static = (
             [Encoded(encode_text(names)) for names in self._params],
@@ -126,12 +129,14 @@ class OptimizerState:
         options = {name: group["options"] for group in groups for name in group["params"]}
         label = f"{self.name}.state."
         differences.missing += [label + name for name in parameters if name not in options]
-        differences.unexpected += [label + name for name in options if name not in parameters]
+        if not self._partial():
+            differences.unexpected += [label + name for name in options if name not in parameters]
         here, there = type(self.optimizer).__name__, tree.get("class")
         if here != there:  # state of another algorithm means nothing to this one
             differences.others.append(f"{self.name} is {here} here and {there} in the snapshot")
             return []
-        if [sorted(group["params"]) for group in groups] != [sorted(names) for names in self._params]:
+        held = [sorted(name for name in group["params"] if name in parameters) for group in groups]
+        if [names for names in held if names] != [sorted(names) for names in self._params if names]:
             differences.others.append(f"{self.name} has other parameter groups than in the snapshot")
 
         state: dict[str, dict[str, object]] = {}
@@ -139,9 +144,9 @@ class OptimizerState:
         for keys, names in tree.get("state", []):
             for name in names:
                 if (parameter := parameters.get(name)) is not None:
-                    held = state.setdefault(name, {})
+                    fresh = state.setdefault(name, {})
                     for key in keys:
-                        held[key] = self._fresh(saved, f"{label}{name}.{key}", key, parameter, options[name], targets)
+                        fresh[key] = self._fresh(saved, f"{label}{name}.{key}", key, parameter, options[name], targets)
         for name, key, value in tree.get("values", []):
             if name in parameters:
                 lifted: dict[str, torch.Tensor] = {}
@@ -159,13 +164,33 @@ class OptimizerState:
             self._pending = None
             self._slots = None
 
+    def _describe(self, name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> tuple[Layout, torch.Tensor]:
+        """The layout of a state tensor: that of its parameter where it is plain and has the shape of its local part."""
+        declared = self._declared.get(id(parameter))
+        if is_dtensor(tensor) or declared is None:
+            return describe(name, tensor, self._mesh, self._rank, declared and replace(declared, cuts=()))
+        if tensor.shape != local_part(parameter).shape:
+            declared = replace(declared, cuts=())
+        elif is_dtensor(parameter):
+            like, _ = describe(name, parameter, self._mesh, self._rank, declared)
+            local = local_part(tensor)
+            return replace(like, spec=replace(spec_of(name, local), shape=like.spec.shape)), local
+        return describe(name, tensor, self._mesh, self._rank, declared)
+
+    def _partial(self) -> bool:
+        """Whether other ranks hold parameters of this optimizer that this rank does not."""
+        return any(self._mesh.size(axis) > 1 for found in self._declared.values() for axis, _ in found.held_at)
+
     def _named_parameters(self) -> dict[int, str]:
         """Names of all parameters by id; fills ``_params``."""
-        known = self._names_by_id()
+        known = self._declared = self._names_by_id()
         self._params = []
         found: dict[int, str] = {}
         for number, group in enumerate(self.optimizer.param_groups):
-            names = [known.get(id(p), f"group{number}.{index}") for index, p in enumerate(group["params"])]
+            names = [
+                known[id(p)].name if id(p) in known else f"group{number}.{index}"
+                for index, p in enumerate(group["params"])
+            ]
             self._params.append(names)
             found.update(zip(map(id, group["params"]), names))
         return found
@@ -187,21 +212,18 @@ class OptimizerState:
         if key == "step":  # where torch.optim.Optimizer.load_state_dict puts it
             device = device if options.get("capturable") or options.get("fused") else torch.device("cpu")
         dtype = getattr(torch, spec.dtype)
-        if is_dtensor(parameter) and spec.shape == tuple(parameter.shape):
-            layout, local = describe(full_name, parameter, self._mesh, self._rank)
+        layout, local = describe(full_name, parameter, self._mesh, self._rank, self._declared.get(id(parameter)))
+        if spec.shape != layout.spec.shape:
+            fresh = torch.empty(spec.shape, dtype=dtype, device=device)
+            targets.append(Target(spec.name, spec.box, fresh))
+            return fresh
+        if dtype.itemsize and not is_dtensor(parameter) and not parameter.is_contiguous():
+            fresh = torch.empty_like(parameter, dtype=dtype, device=device, requires_grad=False)
+        else:
             fresh = torch.empty(local.shape, dtype=dtype, device=device)
-            if (box := layout.box_of(self._mesh, self._rank)) is not None:
-                targets.append(Target(spec.name, box, fresh))
-            return with_layout_of(fresh, parameter)
-        like_parameter = spec.shape == tuple(parameter.shape) and dtype.itemsize and not parameter.is_contiguous()
-        fresh = (
-            torch.empty_like(parameter, dtype=dtype, device=device)
-            if like_parameter
-            else torch.empty(spec.shape, dtype=dtype, device=device)
-        )
-        fresh.requires_grad_(False)
-        targets.append(Target(spec.name, spec.box, fresh))
-        return fresh
+        if (box := layout.box_of(self._mesh, self._rank)) is not None:
+            targets.append(Target(spec.name, box, fresh))
+        return with_layout_of(fresh, parameter)
 
     def _install(
         self,

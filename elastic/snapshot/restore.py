@@ -22,6 +22,7 @@ from elastic.snapshot.capture import Attached
 from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.component import RESTORED_KINDS, Component, Differences, Saved, Target
 from elastic.snapshot.index import SnapshotIndex
+from elastic.snapshot.merge_objects import merged_objects
 from elastic.snapshot.names import listing
 from elastic.snapshot.restore_plan import WINDOW_BYTES, RestorePlan, plan_restore
 from elastic.snapshot.transfer import ChunkSource, Transfer
@@ -88,7 +89,12 @@ def _restore(
 ) -> RestoreReport:
     started = time.perf_counter()
     same_mesh = index.mesh.axes == attached.mesh.axes
-    tree = decode(index.objects.of(attached.rank if same_mesh else 0))
+    whole = same_mesh and not attached.partial
+    tree = (
+        decode(index.objects.of(attached.rank))
+        if whole
+        else merged_objects(index.objects, attached.rank if same_mesh else 0)
+    )
     saved = _by_component(index.table, tree["components"])
     chosen = [c for c in attached.components if c.kind in RESTORED_KINDS[mode] and c.name in saved]
     differences = Differences()

@@ -19,7 +19,10 @@ import numpy as np
 from elastic.errors import CorruptSnapshot
 from elastic.mesh import Mesh
 from elastic.protocol.shares import ALIGNMENT_BYTES
-from elastic.snapshot.layout import Box, Layout, TensorSpec
+from elastic.snapshot.layout import Box, Layout, TensorSpec, places
+
+Held = tuple[tuple[str, int | tuple[int, ...]], ...]
+NO_AXES: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +107,13 @@ def plan_share(
 
     ``key`` may be given where ``plan_key`` of the same arguments is already known.
     """
-    groups: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], list[Layout]] = {}
+    groups: dict[tuple[frozenset[str], Held], list[Layout]] = {}
     for layout in layouts:
-        axes = tuple(sorted({axis for axis, _ in layout.cuts})) if layout.cuts else ()
-        groups.setdefault((axes, layout.held_at), []).append(layout)
+        groups.setdefault((layout.axes if layout.cuts else NO_AXES, layout.held_at), []).append(layout)
     pieces: list[Piece] = []
     offset = 0
     for (axes, held_at), members in groups.items():
-        copies, place = _place_among_holders(mesh, rank, set(axes).union(axis for axis, _ in held_at))
+        copies, place = _place_among_holders(mesh, rank, axes, held_at)
         for spec, box in _cut(members, mesh, rank, copies, place):
             piece = Piece(spec, box, offset)
             pieces.append(piece)
@@ -119,12 +121,17 @@ def plan_share(
     return SaveShare(key or plan_key(layouts, mesh, rank, aliases), rank, tuple(pieces), offset, tuple(aliases))
 
 
-def _place_among_holders(mesh: Mesh, rank: int, fixed: set[str]) -> tuple[int, int]:
-    """How many ranks share the coordinates of ``rank`` on the ``fixed`` axes, and which of them it is."""
-    coordinate, copies, place = mesh.coordinate(rank), 1, 0
+def _place_among_holders(mesh: Mesh, rank: int, cut: frozenset[str], held_at: Held) -> tuple[int, int]:
+    """How many ranks hold the boxes that ``rank`` holds, and which of them it is. A rank that holds none is the
+    first of the others, and its part is empty."""
+    coordinate, copies, place, held = mesh.coordinate(rank), 1, 0, dict(held_at)
     for axis, size in mesh.axes:
-        if axis not in fixed:
-            copies, place = copies * size, place * size + coordinate[axis]
+        at = coordinate[axis]
+        if axis in held and axis not in cut:
+            among = places(held[axis])
+            copies, place = copies * len(among), place * len(among) + (among.index(at) if at in among else 0)
+        elif axis not in cut:
+            copies, place = copies * size, place * size + at
     return copies, place
 
 

@@ -1,7 +1,7 @@
 """What a live tensor is to a snapshot: its logical name, shape and dtype, its layout over the mesh, its local part.
 
-A plain tensor counts as replicated on every axis. A DTensor brings its placements. What cannot be saved bit for bit is
-refused here, by key and type.
+A plain tensor counts as replicated on every axis unless something else is declared of it. A DTensor brings its
+placements. What cannot be saved bit for bit is refused here, by key and type.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from elastic.errors import CaptureError
 from elastic.mesh import Mesh
-from elastic.snapshot.layout import Layout, TensorSpec
+from elastic.snapshot.declared import Declared
+from elastic.snapshot.layout import Layout, TensorSpec, places
 
 SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -36,13 +37,28 @@ def is_expanded(tensor: torch.Tensor) -> bool:
     return 0 in tensor.stride() and any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape))
 
 
-def describe(name: str, tensor: torch.Tensor, mesh: Mesh, rank: int) -> tuple[Layout, torch.Tensor]:
+def describe(
+    name: str, tensor: torch.Tensor, mesh: Mesh, rank: int, declared: Declared | None = None
+) -> tuple[Layout, torch.Tensor]:
     """The layout of ``tensor`` under ``name`` and its local part. Raises CaptureError for what cannot be saved."""
     _refuse_unsupported(name, tensor)
+    if declared is not None:
+        _check_holder(name, declared, mesh, rank)
     if is_dtensor(tensor):
-        return _describe_dtensor(name, tensor, mesh, rank)
+        return _describe_dtensor(name, tensor, mesh, rank, declared)
     local = local_part(tensor)
-    return Layout(spec_of(name, local)), local
+    if declared is None or not (declared.cuts or declared.held_at):
+        return Layout(spec_of(name, local)), local
+    spec = spec_of(name, local)
+    shape = list(spec.shape)
+    if declared.cuts and local.shape != tensor.shape:
+        raise CaptureError("cuts are declared of a tensor that repeats one element (expand)", name, "clone it first")
+    for axes, dim in declared.cuts:
+        if not -len(shape) <= dim < len(shape):
+            raise CaptureError(f"a cut of dimension {dim} is declared, and its shape is {spec.shape}", name)
+        shape[dim] *= mesh.place(axes, {})[1]
+    cuts = tuple((axes, dim % len(shape)) for axes, dim in declared.cuts if mesh.place(axes, {})[1] > 1)
+    return Layout(TensorSpec(name, spec.dtype, tuple(shape), spec.itemsize), cuts, _holders(declared, mesh)), local
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
@@ -104,46 +120,39 @@ def _refuse_unsupported(name: str, tensor: torch.Tensor) -> None:
         raise CaptureError(f"cannot save {kind}", name, cure)
 
 
-def _describe_dtensor(name: str, tensor: Any, mesh: Mesh, rank: int) -> tuple[Layout, torch.Tensor]:
-    from torch.distributed.tensor import Partial, Replicate, Shard
+def _describe_dtensor(
+    name: str, tensor: Any, mesh: Mesh, rank: int, declared: Declared | None
+) -> tuple[Layout, torch.Tensor]:
+    from elastic.snapshot.dtensor_layout import check_against_torch, cuts_of
 
-    device_mesh, placements = tensor.device_mesh, tensor.placements
-    axes = device_mesh.mesh_dim_names
-    if axes is None:
-        raise CaptureError(
-            f"a DTensor whose device mesh has no axis names ({device_mesh}) is not supported",
-            name,
-            f"give init_device_mesh(mesh_dim_names=...) the axes of run.mesh, which are {mesh}",
-        )
-    cuts = []
-    for dim, (axis, placement) in enumerate(zip(axes, placements)):
-        if isinstance(placement, Partial):
-            raise CaptureError(
-                f"a DTensor with the placement {placement!r} on axis {axis!r} holds unreduced parts",
-                name,
-                "redistribute it to Replicate() or Shard() first",
-            )
-        if mesh.size(axis) != device_mesh.size(dim):
-            raise CaptureError(
-                f"axis {axis!r} of the DTensor's device mesh has {device_mesh.size(dim)} ranks, that of run.mesh "
-                f"({mesh}) has {mesh.size(axis)}",
-                name,
-                "use the axes of run.mesh",
-            )
-        if type(placement) is Shard:
-            cuts.append((axis, placement.dim % max(tensor.dim(), 1)))
-        elif type(placement) is not Replicate:
-            raise CaptureError(f"a DTensor with the placement {placement} on axis {axis!r} is not supported yet", name)
+    if declared is not None and declared.cuts:
+        raise CaptureError("cuts are declared of a DTensor, which brings its placements", name, "declare no cuts of it")
+    held_at = _holders(declared, mesh) if declared is not None else ()
+    spec = TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.dtype.itemsize)
+    layout = Layout(spec, cuts_of(name, tensor, mesh, rank), held_at)
+    if clash := layout.axes.intersection(axis for axis, _ in held_at):
+        raise CaptureError(f"axes {', '.join(sorted(clash))} cut a tensor that only some of their ranks hold", name)
     local = local_part(tensor)
-    layout = Layout(
-        TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.dtype.itemsize),
-        tuple(cuts),
-    )
-    box = layout.box_of(mesh, rank)
-    if tuple(local.shape) != (box.shape if box else tuple(local.shape)) or (box is None and local.numel()):
-        raise CaptureError(
-            f"a DTensor with placements {placements} has a local part of shape {tuple(local.shape)} where the mesh "
-            f"{mesh} gives rank {rank} {box.shape if box else 'nothing'}; this layout is not supported yet",
-            name,
-        )
+    check_against_torch(layout, layout.box_of(mesh, rank), tensor, tuple(local.shape))
     return layout, local
+
+
+def _holders(declared: Declared, mesh: Mesh) -> tuple[tuple[str, int | tuple[int, ...]], ...]:
+    """``held_at`` as far as it tells ranks of ``mesh`` apart."""
+    return tuple((axis, at) for axis, at in declared.held_at if mesh.size(axis) > 1)
+
+
+def _check_holder(name: str, declared: Declared, mesh: Mesh, rank: int) -> None:
+    here = mesh.coordinate(rank)
+    for axis, at in declared.held_at:
+        beyond = [place for place in places(at) if place >= mesh.size(axis)]
+        if beyond or here.get(axis, 0) not in places(at):
+            raise CaptureError(
+                f"it is declared as held at {at} of axis {axis!r}, and rank {rank}, which is {here.get(axis, 0)} of "
+                f"{mesh.size(axis)} there, holds it",
+                name,
+                f"declare held_at={{{axis!r}: run.coordinate[{axis!r}]}} on what this rank builds",
+            )
+    cut = {axis for axes, _ in declared.cuts for axis in ((axes,) if isinstance(axes, str) else axes)}
+    if clash := cut.intersection(axis for axis, _ in declared.held_at):
+        raise CaptureError(f"axes {', '.join(sorted(clash))} cut a tensor that only some of their ranks hold", name)

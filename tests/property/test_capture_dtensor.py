@@ -145,14 +145,14 @@ def test_a_device_mesh_without_names_or_of_another_size_is_refused_with_the_cure
         module.register_buffer("t", DTensor.from_local(WHOLE, device_mesh, (Replicate(), Replicate()), run_check=False))
         Attached({"model": module}, mesh, 0)
 
-    with pytest.raises(CaptureError, match=r"no axis names.*model\.t.*mesh_dim_names"):
+    with pytest.raises(CaptureError, match=r"no axis names.*model\.t.*run\.device_mesh"):
         attach(mesh_seen_by(0, None), MESH)
     with pytest.raises(CaptureError, match=r"'dp' .* has 2 ranks, that of run.mesh \(dp4\) has 4"):
         attach(mesh_seen_by(0), Mesh((("dp", 4),)))
 
 
 @pytest.mark.usefixtures("group")
-def test_a_local_part_that_the_layout_does_not_explain_is_refused() -> None:
+def test_a_rank_whose_device_mesh_numbers_the_ranks_otherwise_is_refused() -> None:
     module = module_on(1, WHOLE, (Shard(0), Shard(1)))
-    with pytest.raises(CaptureError, match=r"local part of shape \(4, 2\) where the mesh .* gives rank 0 \(4, 3\)"):
+    with pytest.raises(CaptureError, match=r"rank 0 is 1 on axis 'tp' .* and 0 on that of run\.mesh"):
         Attached({"model": module}, MESH, 0)

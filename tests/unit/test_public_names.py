@@ -13,7 +13,7 @@ from elastic import config
 
 NAMES = {
     "Batch", "ElasticLoader", "ElasticTrainer", "FailureConfig", "Interrupted", "Mixture", "PackedDataset", "Result",
-    "Run", "RunConfig", "ScalingConfig", "SnapshotConfig", "TokenDataset", "current_run", "write_tokens",
+    "Run", "RunConfig", "ScalingConfig", "SnapshotConfig", "TokenDataset", "current_run", "declare", "write_tokens",
 }  # fmt: skip
 
 FIELDS = {

