@@ -99,7 +99,9 @@ class Declarations:
         """What is declared of the tensor whose ``state_dict`` name is ``raw``; the innermost declaration of an axis
         or of cuts counts."""
         parts = raw.split(".")
-        tail, cuts, held = "", (), dict[str, int | tuple[int, ...]]()
+        tail = ""
+        cuts: tuple[tuple[Axes, int], ...] = ()
+        held: dict[str, int | tuple[int, ...]] = {}
         for depth in range(len(parts) - 1, -1, -1):
             if parts[depth] not in WRAPPERS:
                 tail = f"{parts[depth]}.{tail}" if tail else parts[depth]
