@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -129,15 +131,17 @@ def objects_bytes(objects: ObjectTrees) -> bytes:
 
 def tensors_bytes(specs: Sequence[TensorSpec], aliases: Sequence[tuple[str, str]]) -> bytes:
     """The file of the logical tensors: name, dtype, shape, item size, and for a tied name the tensor it stands for."""
-    by_name = {spec.name: spec for spec in specs}
-    rows = [(spec.name, spec, None) for spec in specs] + [(alias, by_name[name], name) for alias, name in aliases]
+    by_name = {spec.name: spec for spec in specs} if aliases else {}
+    rows = [*specs, *(by_name[name] for _, name in aliases)]
+    shapes = [spec.shape for spec in rows]
+    ends = np.cumsum([0, *map(len, shapes)], dtype=np.int32)
     arrow = pa.table(
         {
-            "name": pa.array([name for name, _, _ in rows], pa.string()),
-            "dtype": pa.array([spec.dtype for _, spec, _ in rows], pa.string()),
-            "shape": pa.array([list(spec.shape) for _, spec, _ in rows], pa.list_(pa.int64())),
-            "itemsize": pa.array([spec.itemsize for _, spec, _ in rows], pa.int32()),
-            "alias_of": pa.array([name for _, _, name in rows], pa.string()),
+            "name": pa.array([*(spec.name for spec in specs), *(alias for alias, _ in aliases)], pa.string()),
+            "dtype": pa.array([spec.dtype for spec in rows], pa.string()),
+            "shape": pa.ListArray.from_arrays(ends, np.fromiter(chain.from_iterable(shapes), np.int64, ends[-1])),
+            "itemsize": pa.array([spec.itemsize for spec in rows], pa.int32()),
+            "alias_of": pa.array([*repeat(None, len(specs)), *(name for _, name in aliases)], pa.string()),
         }
     )
     sink = pa.BufferOutputStream()

@@ -6,6 +6,7 @@ batches, because 20,000 small ones would otherwise cost more in hand-over than i
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Executor
 from dataclasses import replace
 
@@ -59,10 +60,10 @@ def table_digest(table: ChunkTable, objects: bytes) -> str:
     wherever the bytes lie."""
     kind = algorithm_named(table.algorithm)
     columns = (table.tensor_id, table.offset, table.shape, table.nbytes, table.digest)
-    names = repr([(spec.name, spec.dtype, spec.shape) for spec in table.specs]).encode()
+    specs = table.specs
+    tensors = [[spec.name for spec in specs], [spec.dtype for spec in specs], [spec.shape for spec in specs]]
     parts = [
-        names,
-        repr(table.aliases).encode(),
+        json.dumps([tensors, table.aliases]).encode(),
         *(np.ascontiguousarray(column).tobytes() for column in columns),
         objects,
     ]

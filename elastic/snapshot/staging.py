@@ -1,9 +1,10 @@
 """Staging: the copy of a rank's share into its arena slot. This copy is the stall, so little else is done here.
 
-The slot is a file that the node's store made and touched; the rank maps it once, with its pages faulted in. Pieces are
-copied as integers, straight from the live tensors, by calls that let go of the interpreter lock. CPU tensors are copied
-when ``stage`` returns. CUDA tensors go over a side stream into the same map, which is registered with the driver once;
-kernels launched later wait for the copy, the host waits in ``wait``.
+The slot is a file that the node's store made and touched; the rank maps it once, with its pages faulted in. What lies
+contiguous in CPU memory is copied by address, past the caches (see memory_copy); strided tensors are copied as integers
+by torch. Both let go of the interpreter lock and have copied when ``stage`` returns. CUDA tensors go over a side stream
+into the same map, which is registered with the driver once; kernels launched later wait for the copy, the host waits in
+``wait``.
 """
 
 from __future__ import annotations
@@ -11,33 +12,28 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 
 from elastic.errors import InternalError, SnapshotError
 from elastic.protocol.shares import PointInTime, SlotRef, StagedShare
 from elastic.snapshot.capture import Attached, Captured
 from elastic.snapshot.layout import Box
+from elastic.snapshot.memory_copy import Pieces, copy, parts_for
 from elastic.snapshot.save_plan import SaveShare
 from elastic.snapshot.tensor_layout import bits
-
-RUN_ELEMENTS = 32 << 10
-"""torch copies up to so many elements without its own threads. Memory is copied in runs of so many 8-byte integers,
-spread over threads here: those of torch meet at a barrier after each tensor, which on a busy machine costs more than
-the copy."""
-THREADED_BYTES = 4 << 20
-"""Below so many bytes a second thread costs more than it saves."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Memory that one call copies: parts of live tensors and the bytes of the slot that they go to."""
+    """What one call of torch copies: parts of live tensors and the bytes of the slot that they go to."""
 
     device: torch.device
     offsets: list[int] = field(default_factory=list)
@@ -69,6 +65,7 @@ class Stager:
         self._maps: dict[str, _Map] = {}
         self._plan_key = ""
         self._held: list[torch.Tensor] = []
+        self._parts: list[Pieces] = []
         self._batches: list[_Batch] = []
         self._threads: ThreadPoolExecutor | None = None
         self._streams: dict[torch.device, Any] = {}
@@ -99,7 +96,8 @@ class Stager:
         held = [captured_tensor.tensor for captured_tensor in captured.tensors]
         if share.key != self._plan_key or not all(map(is_, held, self._held)):
             self._plan_key, self._held = "", held
-            self._batches = _batches(captured, share)
+            pieces, self._batches = _sources(captured, share)
+            self._parts = parts_for(pieces, torch.get_num_threads())
             self._plan_key = share.key
         for batch in self._batches:
             for index, resolve in batch.lazy:
@@ -143,17 +141,12 @@ class Stager:
         return mapped
 
     def _copy(self, mapped: _Map) -> None:
-        on_cpu: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         for batch, views in zip(self._batches, mapped.views):
             if batch.device.type == "cpu":
-                on_cpu.append((views, batch.sources))
+                torch._foreach_copy_(views, batch.sources)
             else:
                 self._copy_from_device(batch, mapped, views)
-        others = [self._pool().submit(torch._foreach_copy_, *pair) for pair in on_cpu[1:]]
-        for views, sources in on_cpu[:1]:
-            torch._foreach_copy_(views, sources)
-        for copied in others:
-            copied.result()
+        copy(self._parts, mapped.data.data_ptr(), self._pool())
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -220,50 +213,34 @@ def capture_and_stage(
     )
 
 
-def _batches(captured: Captured, share: SaveShare) -> list[_Batch]:
-    """All pieces with their live memory, by device; what is on the CPU in as many batches as torch has threads."""
+def _sources(captured: Captured, share: SaveShare) -> tuple[Pieces, list[_Batch]]:
+    """Where all pieces lie: contiguous CPU memory by address, the rest as tensors, by device."""
     places = {found.layout.spec.name: found for found in captured.tensors}
-    on_cpu = share.nbytes if all(found.tensor.device.type == "cpu" for found in captured.tensors) else 0
-    threads = torch.get_num_threads() if on_cpu >= THREADED_BYTES else 1
-    spread = [_Batch(torch.device("cpu")) for _ in range(threads)]
-    others: dict[torch.device, _Batch] = {}
+    contiguous: list[tuple[int, int, int]] = []
+    batches: dict[torch.device, _Batch] = {}
     for piece in share.pieces:
         found = places[piece.tensor.name]
-        tensor, device = found.tensor, found.tensor.device
-        source = _source(tensor, found.held, piece.box)
-        if device.type == "cpu" and source.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
-            offset = piece.offset
-            for run in _runs(source):
-                batch = spread[min(threads * offset // max(share.nbytes, 1), threads - 1)]
-                batch.offsets.append(offset)
-                batch.sources.append(run)
-                offset += run.nbytes
+        tensor = found.tensor
+        part = _part(tensor, found.held, piece.box)
+        lazy = tensor.is_conj() or tensor.is_neg()
+        if tensor.device.type == "cpu" and part.is_contiguous() and not lazy:
+            contiguous.append((piece.offset, part.data_ptr(), part.nbytes))
         else:
-            batch = spread[0] if device.type == "cpu" else others.setdefault(device, _Batch(device))
-            if tensor.is_conj() or tensor.is_neg():
-                batch.lazy.append((len(batch.sources), partial(_source, tensor, found.held, piece.box)))
+            batch = batches.setdefault(tensor.device, _Batch(tensor.device))
+            if lazy:
+                batch.lazy.append((len(batch.sources), partial(bits, part)))
             batch.offsets.append(piece.offset)
-            batch.sources.append(source)
-    return [batch for batch in (*others.values(), *spread) if batch.sources]
+            batch.sources.append(bits(part))
+    columns = np.array(contiguous, np.int64).reshape(-1, 3).T
+    return Pieces(*map(np.ascontiguousarray, columns)), list(batches.values())
 
 
-def _source(tensor: torch.Tensor, held: Box | None, box: Box) -> torch.Tensor:
-    """``box`` of a tensor whose memory holds ``held``, as integers."""
+def _part(tensor: torch.Tensor, held: Box | None, box: Box) -> torch.Tensor:
+    """``box`` of a tensor whose memory holds ``held``."""
     for dim, (start, length) in enumerate(zip(box.offset, box.shape)):
         if length != tensor.shape[dim]:
             tensor = tensor.narrow(dim, start - (held.offset[dim] if held else 0), length)
-    return bits(tensor)
-
-
-def _runs(source: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Contiguous memory in rows of at most RUN_ELEMENTS integers, of 8 bytes as far as it is aligned to them."""
-    row = source.view(-1)
-    if row.dtype.itemsize < 8 and row.storage_offset() * row.dtype.itemsize % 8 == 0:
-        row = row.view(torch.uint8)
-        whole = row.numel() // 8 * 8
-        yield from torch.split(row[:whole].view(torch.int64), RUN_ELEMENTS) if whole else ()
-        row = row[whole:]
-    yield from torch.split(row, RUN_ELEMENTS) if row.numel() else ()
+    return tensor
 
 
 def _view(slot: torch.Tensor, offset: int, source: torch.Tensor) -> torch.Tensor:

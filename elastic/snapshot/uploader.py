@@ -49,9 +49,9 @@ def upload_shares(
             for rank, delta in deltas.items()
             if delta.pack_bytes
         ]
+        table = without_unused_packs(ChunkTable.concat([delta.table for delta in deltas.values()]))
+        body = table.to_parquet_bytes()
     records = [future.result() for future in packs]
-    table = without_unused_packs(ChunkTable.concat([delta.table for delta in deltas.values()]))
-    body = table.to_parquet_bytes()
     store.put(f"{prefix}/{table_name(node)}", body)
     records.append(
         FileRecord(

@@ -47,6 +47,23 @@ def module_of(state: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     return module
 
 
+QUIET_S = 0.02
+SETTLE_WITHIN_S = 20.0
+
+
+def settle(directory: Path) -> None:
+    """Return when the disk has done what it was told before: three syncs in a row are quick, or it never gets quiet."""
+    os.sync()
+    quick, until = 0, time.monotonic() + SETTLE_WITHIN_S
+    while quick < 3 and time.monotonic() < until:
+        started = time.perf_counter()
+        with open(directory / "settle", "wb") as file:
+            file.write(b"0")
+            file.flush()
+            os.fsync(file.fileno())
+        quick = quick + 1 if time.perf_counter() - started < QUIET_S else 0
+
+
 class EngineRun:
     """One rank on one node with a local store."""
 

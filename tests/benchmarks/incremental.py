@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import shutil
 import statistics
 import sys
@@ -25,7 +24,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from engine_run import QUICK, SHAPES, EngineRun, make_state
+from engine_run import QUICK, SHAPES, EngineRun, make_state, settle
 from save_load import dcp_save
 
 CHANGED = (0.01, 0.1, 0.5)
@@ -49,10 +48,10 @@ def measure(shape: tuple[int, int], repeats: int, directory: Path) -> dict[str, 
     engine = EngineRun(directory, state)
     try:
         for i in range(repeats + 1):
-            os.sync()
+            settle(directory)
             seconds = dcp_save(state, directory / f"dcp{i}")
             shutil.rmtree(directory / f"dcp{i}")
-            os.sync()
+            settle(directory)
             ref, parts = engine.save()
             again, parts_again = engine.save(previous=ref)
             assert parts_again["uploaded_bytes"] == 0, "an unchanged state was written again"
