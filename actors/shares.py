@@ -17,13 +17,14 @@ from ray.exceptions import RayError
 from actors.names import NAMESPACE, store_name
 from elastic.errors import CorruptSnapshot, RestoreError, SnapshotError
 from elastic.protocol.tiers import NodeSnapshot, RemoteSnapshot, RestoreOrder
+from elastic.snapshot.blob_copy import BlobCopy
 from elastic.snapshot.held_share import ShareHeader
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.manifest import SnapshotRef
 from elastic.snapshot.node_tier import index_of_headers
 from elastic.snapshot.object_names import parse_node_pack
 from elastic.snapshot.reader import SnapshotCatalog
-from elastic.snapshot.sources import BlobCopy, Copy, Rows, ServedCopy, TwinCopy, VerifiedSource
+from elastic.snapshot.sources import Copy, Rows, ServedCopy, TwinCopy, VerifiedSource
 from elastic.storage.blob_store import open_store
 
 log = logging.getLogger("elastic.shares")
@@ -46,7 +47,7 @@ class StoreReader:
             return index, VerifiedSource([copy]), "remote"
         index = self._node_index(order.node)
         copies: list[Copy] = [
-            ServedCopy("own node", _OwnMemory(self.run, self.node).serve),
+            ServedCopy("own node", _OwnMemory(self.run, self.node).serve, mapped=True),
             ServedCopy("peer", _PeerMemory(self.run, self.node, order.node).serve),
         ]
         if order.remote is not None:

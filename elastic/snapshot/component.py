@@ -26,11 +26,15 @@ RESTORED_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Memory of this rank that a restore fills with ``box`` of the saved tensor ``name``."""
+    """Memory of this rank that a restore fills with ``box`` of the saved tensor ``name``.
+
+    ``live`` memory is state already; other memory becomes state in ``finish``, and nothing is lost with it before.
+    """
 
     name: str
     box: Box
     tensor: torch.Tensor
+    live: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class ModuleState:
                 if box is None:
                     continue
                 if place in made_up:
-                    target = Target(spec.name, box, torch.empty_like(local))
+                    target = Target(spec.name, box, torch.empty_like(local), live=False)
                     self._to_load.append((self._raw[name], target))
                 else:
                     target = Target(spec.name, box, local)

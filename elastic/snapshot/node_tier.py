@@ -249,7 +249,7 @@ class NodeTier:
         order, then ``twin``, a durable copy (see ``TwinCopy``). For tables whose packs are those of the node tier."""
         if attempt != self._book.committed:
             raise SnapshotError("only a committed attempt can be read", f"attempt {attempt}")
-        copies: list[Copy] = [ServedCopy("own node", self.serve)]
+        copies: list[Copy] = [ServedCopy("own node", self.serve, mapped=True)]
         copies += [ServedCopy(name, serve) for name, serve in peers]
         return VerifiedSource([*copies, twin] if twin is not None else copies)
 

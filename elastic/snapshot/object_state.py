@@ -72,7 +72,7 @@ class ObjectState:
                     memory = torch.empty(local.shape, dtype=getattr(torch, spec.dtype), device=local.device)
                 fresh[name] = with_layout_of(memory, self._found[name])
             if box is not None:
-                targets.append(Target(spec.name, box, memory))
+                targets.append(Target(spec.name, box, memory, live=memory is local))
         tree = saved.tree if isinstance(saved.tree, dict) else {}
         for alias, name in saved.aliases.items():
             if name in fresh:

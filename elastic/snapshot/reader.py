@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from elastic.errors import CorruptSnapshot, RestoreError
+from elastic.snapshot.blob_copy import BlobCopy
 from elastic.snapshot.checksum import check_digest
 from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.index import ObjectTrees, SnapshotIndex
 from elastic.snapshot.layout import TensorSpec
 from elastic.snapshot.manifest import FileRecord, Manifest, SnapshotRef, manifest_digest
 from elastic.snapshot.object_names import MARKER, latest_key, parse_key, snapshots_prefix
-from elastic.snapshot.sources import BlobCopy, VerifiedSource
+from elastic.snapshot.sources import VerifiedSource
 from elastic.storage.blob_store import BlobStore
 
 READ_THREADS = 8

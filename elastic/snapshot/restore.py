@@ -1,8 +1,10 @@
 """Putting a snapshot back into what is attached: checked first, then read in windows, then written.
 
-Nothing live is touched before names, shapes, dtypes and coverage have been found right, and a restore of no more than
-one window is verified whole before the first byte is written. A larger one is verified window by window: if that fails
-midway, the attached state is marked as broken and refuses to be captured until a restore has succeeded.
+Nothing live is touched before names, shapes, dtypes and coverage have been found right, and before every chunk has been
+verified that lies in this node's memory or goes into memory that is not live yet (an optimizer's state). What else goes
+into live memory is verified as well before that, if it fits one window. If it does not, it is verified window by window
+(see transfer): if that fails midway, the attached state is marked as broken and refuses to be captured or trained on
+until a restore has succeeded.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,7 +105,7 @@ def _restore(
     _judge(differences, mode, index.step, bool(targets))
     plan = plan_restore(index.table, [(target.name, target.box) for target in targets], window_bytes)
     planned = time.perf_counter()
-    waited_s = _execute(attached, index, source, plan, targets)
+    waited_s = _execute(attached, index, source, plan, targets, window_bytes)
     copied = time.perf_counter()
     attached.broken = f"the restore of step {index.step} failed while its objects were loaded"
     for component in chosen:
@@ -204,22 +205,18 @@ def _judge(differences: Differences, mode: str, step: int, anything: bool) -> No
 
 
 def _execute(
-    attached: Attached, index: SnapshotIndex, source: ChunkSource, plan: RestorePlan, targets: Sequence[Target]
+    attached: Attached,
+    index: SnapshotIndex,
+    source: ChunkSource,
+    plan: RestorePlan,
+    targets: Sequence[Target],
+    window_bytes: int,
 ) -> float:
-    """Read window by window, the next one while one is copied. Returns the seconds spent waiting for chunks."""
-    waited = 0.0
-    transfer = Transfer(index.table, source, plan, targets, torch.get_num_threads())
-    midway = f"a restore of step {index.step} ended midway"
-    if transfer.direct.any():
-        attached.broken = midway
-    with ThreadPoolExecutor(1, "restore") as reader, ThreadPoolExecutor(1, "restore") as helper:
-        reading = [reader.submit(transfer.fetch, number) for number in range(min(1, len(plan.windows)))]
-        for number in range(len(plan.windows)):
-            started = time.perf_counter()
-            parts = reading.pop().result()
-            if number + 1 < len(plan.windows):
-                reading.append(reader.submit(transfer.fetch, number + 1))
-            waited += time.perf_counter() - started
-            attached.broken = midway
-            transfer.put(number, parts, helper)
-    return waited
+    """Fill the targets. Returns the seconds spent waiting for chunks."""
+    transfer = Transfer(index.table, source, plan, targets, torch.get_num_threads(), window_bytes)
+
+    def before_live() -> None:
+        attached.broken = f"a restore of step {index.step} ended midway"
+
+    transfer.run(before_live)
+    return transfer.waited_s

@@ -77,7 +77,7 @@ def plan_restore(table: ChunkTable, wanted: Sequence[tuple[str, Box]], window_by
     itemsize = np.array([spec.itemsize for spec in table.specs] or [1], np.int64)[table.tensor_id[row]]
     nbytes = extent.prod(axis=1) * itemsize
     _check_filled(wanted, size, target, target_offset, extent)
-    windows = _windows(table.nbytes[rows], window_bytes)
+    windows = windows_of(table.nbytes[rows], window_bytes)
     edges = np.searchsorted(source, [window.start for window in windows] + [len(rows)])
     return RestorePlan(
         rows,
@@ -164,7 +164,7 @@ def _flat_index(offset: Ints, shape: Ints) -> Ints:
     return index
 
 
-def _windows(nbytes: Ints, window_bytes: int) -> tuple[slice, ...]:
+def windows_of(nbytes: Ints, window_bytes: int) -> tuple[slice, ...]:
     """Runs of rows of at most ``window_bytes``, or of one row that is larger."""
     ends = np.cumsum(nbytes)
     windows: list[slice] = []

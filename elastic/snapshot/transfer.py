@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,17 +16,18 @@ import torch
 from elastic.errors import InternalError
 from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.component import Target
-from elastic.snapshot.restore_plan import RestorePlan
+from elastic.snapshot.restore_plan import WINDOW_BYTES, Ints, RestorePlan, windows_of
 from elastic.snapshot.tensor_layout import bits
 
-DIRECT_BYTES = 128 << 10
-"""Chunks of at least so many bytes are worth reading straight into their target."""
 THREADED_BYTES = 4 << 20
 LOCKED_CHUNK_BYTES = 64 << 10
 """Chunks of fewer bytes are copied without letting go of the interpreter lock: getting it back would take longer."""
 _memmove_locked = ctypes.PyDLL(None).memmove
 _memmove_locked.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memmove_locked.restype = ctypes.c_void_p
+
+_MEMORY = memoryview((ctypes.c_ubyte * (1 << 56)).from_address(0)).cast("B")
+"""All memory of this process, for views of runs of it: 20,000 of those are made faster than so many arrays."""
 
 Part = npt.NDArray[np.uint8] | memoryview
 
@@ -39,67 +42,110 @@ class ChunkSource(Protocol):
         call after the next one: while one window is copied, the next is read.
 
         A source may also have ``read_into(table, rows, targets)``, which puts the bytes into ``targets`` and checks
-        them there; on an error those hold anything.
+        them there (on an error those hold anything), and ``mapped(table, rows)``, which tells whose bytes lie in mapped
+        memory and stay there for as long as they are referred to.
         """
 
 
 class Transfer:
-    """The chunks of a plan on their way into their targets.
+    """The chunks of a plan on their way into their targets, at most two windows of them held besides.
 
-    A chunk that is wanted whole, by a target that takes its bytes as they are, may be read straight into it
-    (``read_into``), if everything does not fit one window anyway; all others are read, then copied.
+    Nothing live is touched before everything has been verified, as far as that fits: first what lies in memory that is
+    mapped already is verified where it lies; then what goes into fresh memory is read, in windows, a chunk that is
+    wanted whole straight into its place; then what goes into live memory. If that fits one window it is read and
+    verified, and only then written. If not, ``run`` says so (``before_live``) and goes on window by window, like a read
+    of fresh memory: to hold it all would break the byte budget, to read it twice would double the time.
     """
 
     def __init__(
-        self, table: ChunkTable, source: ChunkSource, plan: RestorePlan, targets: Sequence[Target], threads: int
+        self,
+        table: ChunkTable,
+        source: ChunkSource,
+        plan: RestorePlan,
+        targets: Sequence[Target],
+        threads: int,
+        window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self.table, self.source, self.plan, self.targets = table, source, plan, targets
-        self.threads = threads
-        self.saved = {spec.name: spec for spec in table.specs}
-        address = np.zeros(len(targets), np.int64)
-        for number, target in enumerate(targets):
-            tensor = target.tensor
-            if tensor.device.type == "cpu" and tensor.is_contiguous() and _same_dtype(tensor, self._dtype(target)):
-                address[number] = tensor.data_ptr()
-        self.plain = plan.flat & (address[plan.target] != 0)
+        self.threads, self.window_bytes = threads, window_bytes
+        self.waited_s = 0.0
+        """Seconds spent waiting for chunks."""
+        saved = {spec.name: f"torch.{spec.dtype}" for spec in table.specs}
+        self._dtypes = [saved[target.name] for target in targets]
+        address = np.fromiter(map(_plain_address, targets, self._dtypes), np.int64, len(targets))
+        self._plain = plan.flat & (address[plan.target] != 0)
         """Copies between runs of bytes."""
-        self.destination = address[plan.target] + plan.target_byte
-        whole = self.plain & (plan.nbytes == table.nbytes[plan.rows][plan.source]) & (plan.nbytes >= DIRECT_BYTES)
+        self._destination = address[plan.target] + plan.target_byte
+        whole = self._plain & (plan.nbytes == table.nbytes[plan.rows][plan.source])
         wanted_once = np.bincount(plan.source, minlength=len(plan.rows)) == 1
-        has_direct = len(plan.windows) > 1 and hasattr(source, "read_into")
-        self.direct = whole & wanted_once[plan.source] & has_direct
-        """Copies that reading makes unnecessary."""
+        self._whole = whole & wanted_once[plan.source] & hasattr(source, "read_into")
+        """Copies that reading can make unnecessary."""
+        self._first = np.searchsorted(plan.source, np.arange(len(plan.rows) + 1))
 
-    def fetch(self, number: int) -> dict[int, Part]:
-        """Read window ``number``. Chunks by their position in the plan's rows, without those that went straight in."""
-        window, copies = self.plan.windows[number], self.plan.copies[number]
-        straight = np.flatnonzero(self.direct[copies]) + copies.start
-        if len(straight):
-            places = [
-                memoryview((ctypes.c_char * size).from_address(address)).cast("B")
-                for address, size in zip(self.destination[straight].tolist(), self.plan.nbytes[straight].tolist())
-            ]
-            rows = self.plan.rows[self.plan.source[straight]]
-            self.source.read_into(self.table, rows, places)  # type: ignore[attr-defined]
-        left = np.arange(window.start, window.stop)
-        left = left[~np.isin(left, self.plan.source[straight])] if len(straight) else left
-        parts = self.source.read(self.table, self.plan.rows[left]) if len(left) else ()
-        if len(parts) != len(left):
-            raise InternalError(f"{len(parts)} chunks came back where {len(left)} were asked for")
-        return dict(zip(left.tolist(), parts))
+    def run(self, before_live: Callable[[], None]) -> None:
+        """Fill all targets. ``before_live`` is called before the first byte of live memory changes. Raises what the
+        source raises."""
+        plan = self.plan
+        is_live = np.fromiter((target.live for target in self.targets), bool, len(self.targets))
+        live = np.zeros(len(plan.rows), bool)
+        live[plan.source[is_live[plan.target]]] = True
+        mapped = getattr(self.source, "mapped", None)
+        here = np.zeros(len(plan.rows), bool) if mapped is None else mapped(self.table, plan.rows)
+        with ThreadPoolExecutor(1, "restore") as reader, ThreadPoolExecutor(1, "restore") as helper:
+            held = self._fetch(np.flatnonzero(here), straight=False)
+            self._stream(self._windows(~here & ~live), reader, helper)
+            last = self._windows(~here & live)
+            if len(last) > 1:
+                before_live()
+                self._stream(last, reader, helper)
+            else:
+                read = [self._fetch(window, straight=False) for window in last]
+                before_live()
+                for fetched in read:
+                    self._put(fetched, helper)
+            before_live()
+            self._put(held, helper)
 
-    def put(self, number: int, parts: Mapping[int, Part], helper: ThreadPoolExecutor) -> None:
-        """Copy what was read of window ``number`` to its targets."""
-        plan, copies = self.plan, self.plan.copies[number]
-        arrays = {position: np.frombuffer(part, np.uint8) for position, part in parts.items()}
-        base = np.zeros(self.plan.windows[number].stop - self.plan.windows[number].start, np.int64)
-        first = self.plan.windows[number].start
-        base[np.fromiter(arrays, np.int64, len(arrays)) - first] = np.fromiter(
-            (array.__array_interface__["data"][0] for array in arrays.values()), np.int64, len(arrays)
-        )
-        plain = np.flatnonzero(self.plain[copies] & ~self.direct[copies]) + copies.start
-        begin = base[plan.source[plain] - first] + plan.source_byte[plain]
-        columns = (self.destination[plain].tolist(), begin.tolist(), plan.nbytes[plain].tolist())
+    def _windows(self, chosen: npt.NDArray[np.bool_]) -> list[Ints]:
+        """The chosen positions of the plan's rows, in runs of at most a window."""
+        positions = np.flatnonzero(chosen)
+        return [positions[cut] for cut in windows_of(self.table.nbytes[self.plan.rows[positions]], self.window_bytes)]
+
+    def _stream(self, windows: Sequence[Ints], reader: Executor, helper: Executor) -> None:
+        """Read window by window, the next one while one is copied."""
+        reading = [reader.submit(self._fetch, window, straight=True) for window in windows[:1]]
+        for number in range(len(windows)):
+            started = time.perf_counter()
+            fetched = reading.pop().result()
+            reading += [reader.submit(self._fetch, w, straight=True) for w in windows[number + 1 : number + 2]]
+            self.waited_s += time.perf_counter() - started
+            self._put(fetched, helper)
+
+    def _fetch(self, positions: Ints, straight: bool) -> _Fetched:
+        """Read chunks, by their positions in the plan's rows; with ``straight`` into their targets where it can be."""
+        table, plan = self.table, self.plan
+        copies = self._copies_of(positions)
+        if straight and (into := copies[self._whole[copies]]).size:
+            ends = self._destination[into] + plan.nbytes[into]
+            places = [_MEMORY[start:end] for start, end in zip(self._destination[into].tolist(), ends.tolist())]
+            self.source.read_into(table, plan.rows[plan.source[into]], places)  # type: ignore[attr-defined]
+            copies = copies[~self._whole[copies]]
+            positions = np.unique(plan.source[copies])
+        parts = self.source.read(table, plan.rows[positions]) if len(positions) else ()
+        if len(parts) != len(positions):
+            raise InternalError(f"{len(parts)} chunks came back where {len(positions)} were asked for")
+        return _Fetched(positions, parts, copies)
+
+    def _put(self, fetched: _Fetched, helper: Executor) -> None:
+        """Copy what was read to its targets."""
+        plan = self.plan
+        arrays = [np.frombuffer(part, np.uint8) for part in fetched.parts]
+        base = np.fromiter((a.__array_interface__["data"][0] for a in arrays), np.int64, len(arrays))
+        part_of = np.searchsorted(fetched.positions, plan.source[fetched.copies])
+        is_plain = self._plain[fetched.copies]
+        plain = fetched.copies[is_plain]
+        begin = base[part_of[is_plain]] + plan.source_byte[plain]
+        columns = (self._destination[plain].tolist(), begin.tolist(), plan.nbytes[plain].tolist())
         total = int(plan.nbytes[plain].sum())
         if total < LOCKED_CHUNK_BYTES * len(plain):
             _move(_memmove_locked, *columns)
@@ -110,13 +156,33 @@ class Transfer:
             other.result()
         else:
             _move(ctypes.memmove, *columns)
-        for copy in (np.flatnonzero(~self.plain[copies]) + copies.start).tolist():
-            target, position = self.targets[int(plan.target[copy])], int(plan.source[copy])
-            shape = self.table.box(int(plan.rows[position])).shape
-            _put_region(plan, copy, target, arrays[position], shape, self._dtype(target))
+        for copy, part in zip(fetched.copies[~is_plain].tolist(), part_of[~is_plain].tolist()):
+            target = int(plan.target[copy])
+            shape = self.table.box(int(plan.rows[plan.source[copy]])).shape
+            _put_region(plan, copy, self.targets[target], arrays[part], shape, self._dtypes[target])
 
-    def _dtype(self, target: Target) -> str:
-        return self.saved[target.name].dtype
+    def _copies_of(self, positions: Ints) -> Ints:
+        """The copies out of these rows of the plan, in order."""
+        count = self._first[positions + 1] - self._first[positions]
+        before = np.cumsum(count) - count
+        return np.repeat(self._first[positions] - before, count) + np.arange(int(count.sum()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fetched:
+    """Verified chunks by their positions in the plan's rows, and the copies to be made out of them."""
+
+    positions: Ints
+    parts: Sequence[Part]
+    copies: Ints
+
+
+def _plain_address(target: Target, dtype: str) -> int:
+    """Where the memory of ``target`` begins if it takes a chunk's bytes as they are, else 0."""
+    tensor = target.tensor
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and str(tensor.dtype) == dtype:
+        return tensor.data_ptr()
+    return 0
 
 
 def _move(
@@ -134,16 +200,12 @@ def _put_region(
     extent = plan.extent[row, :dims].tolist()
     source = [slice(a, a + n) for a, n in zip(plan.source_offset[row, :dims].tolist(), extent)]
     place = [slice(a, a + n) for a, n in zip(plan.target_offset[row, :dims].tolist(), extent)]
-    saved: torch.dtype = getattr(torch, dtype)
+    saved: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
     raw = chunk.reshape(*shape, saved.itemsize)[tuple(source)]
     region = torch.from_numpy(np.array(raw, order="C")).view(saved).view(extent)
     memory = target.tensor[tuple(place)] if dims else target.tensor
     with torch.no_grad():
-        if _same_dtype(memory, dtype) and not (memory.is_conj() or memory.is_neg()):
+        if memory.dtype == saved and not (memory.is_conj() or memory.is_neg()):
             bits(memory).copy_(bits(region))
         else:
             memory.copy_(region)
-
-
-def _same_dtype(tensor: torch.Tensor, dtype: str) -> bool:
-    return str(tensor.dtype) == f"torch.{dtype}"

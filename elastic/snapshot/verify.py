@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from elastic.errors import RestoreError
+from elastic.snapshot.blob_copy import BlobCopy
 from elastic.snapshot.chunk_table import ChunkTable, Ints
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.manifest import SnapshotRef
 from elastic.snapshot.reader import SnapshotCatalog
 from elastic.snapshot.seal import pack_digest
-from elastic.snapshot.sources import BlobCopy
 from elastic.storage.blob_store import BlobStore
 
 WINDOW_BYTES = 256 << 20

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
 from elastic.errors import StorageError
@@ -113,6 +113,15 @@ class BlobStore(ABC):
 
         A short object raises StorageError; what ``buffer`` holds then is undefined.
         """
+
+    def scatter(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
+        """As ``read_into``, of the bytes from ``start`` on into ``buffers``, one after another."""
+        if len(buffers) == 1:
+            return self.read_into(key, start, buffers[0])
+        joined = memoryview(bytearray(sum(buffer.nbytes for buffer in buffers)))
+        self.read_into(key, start, joined)
+        for buffer in buffers:
+            buffer[:], joined = joined[: buffer.nbytes], joined[buffer.nbytes :]
 
     @abstractmethod
     def size(self, key: str) -> int:

@@ -17,13 +17,15 @@ import os
 import stat
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from elastic.errors import StorageError
 from elastic.storage.blob_store import LEFTOVER_PREFIX, BlobStore, Buffer, PutOutcome, check_key, flat, too_short
 
 LARGEST_CALL_BYTES = 1 << 30
 """Linux moves at most 2 GiB less a page in one call."""
+MOST_BUFFERS = 1024
+"""Linux fills at most so many buffers in one call."""
 PREALLOCATE_FROM_BYTES = 1 << 20
 WRITEBACK_BYTES = 16 << 20
 """After so many bytes the kernel is asked to begin writing them, so that the disk works while the rest is copied."""
@@ -156,11 +158,29 @@ class LocalBlobs(BlobStore):
         target = flat(buffer)
         with self._reading(key) as (descriptor, size_bytes):
             self._check_range(key, size_bytes, start, start + target.nbytes)
-            while target.nbytes:
-                count = os.preadv(descriptor, [target[:LARGEST_CALL_BYTES]], start)
-                self._check_range(key, start + count, start, start + 1)
-                start += count
-                target = target[count:]
+            self._fill(key, descriptor, start, target)
+
+    def scatter(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
+        sizes = [buffer.nbytes for buffer in buffers]
+        with self._reading(key) as (descriptor, size_bytes):
+            self._check_range(key, size_bytes, start, start + sum(sizes))
+            for first in range(0, len(buffers), MOST_BUFFERS):
+                part = buffers[first : first + MOST_BUFFERS]
+                wanted = sum(sizes[first : first + MOST_BUFFERS])
+                count = os.preadv(descriptor, part, start) if wanted <= LARGEST_CALL_BYTES else 0
+                if count < wanted:
+                    at = start
+                    for buffer in part:
+                        self._fill(key, descriptor, at, flat(buffer))
+                        at += buffer.nbytes
+                start += wanted
+
+    def _fill(self, key: str, descriptor: int, start: int, target: memoryview) -> None:
+        while target.nbytes:
+            count = os.preadv(descriptor, [target[:LARGEST_CALL_BYTES]], start)
+            self._check_range(key, start + count, start, start + 1)
+            start += count
+            target = target[count:]
 
     def size(self, key: str) -> int:
         with self._reading(key) as (_, size_bytes):

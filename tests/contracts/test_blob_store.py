@@ -169,6 +169,15 @@ class TestReading:
         assert store.get("k", 40, 0) == b""
         assert store.get("k", 100) == b""
 
+    def test_a_range_is_scattered_over_many_buffers(self, store: BlobStore) -> None:
+        body = bytes(range(256)) * 20
+        store.put("k", body)
+        buffers = [bytearray(size) for size in (1, 0, 7, *[2] * 2000, 90)]
+        store.scatter("k", 3, [memoryview(buffer) for buffer in buffers])
+        assert b"".join(buffers) == body[3 : 3 + sum(map(len, buffers))]
+        with pytest.raises(StorageError, match="bytes"):
+            store.scatter("k", 5_000, [memoryview(bytearray(100)), memoryview(bytearray(100))])
+
     def test_a_range_is_read_into_a_buffer_of_the_caller(self, store: BlobStore) -> None:
         store.put("k", bytes(range(100)))
         buffer = bytearray(b"." * 30)

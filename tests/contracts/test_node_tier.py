@@ -16,10 +16,11 @@ from support.made_snapshots import SnapshotMaker
 
 from elastic.errors import CommitRefused, ConfigError, CorruptSnapshot, InternalError, SnapshotError, StorageError
 from elastic.snapshot.arena import ArenaPool, sweep_arenas
+from elastic.snapshot.blob_copy import BlobCopy
 from elastic.snapshot.held_share import ShareHeader
 from elastic.snapshot.node_tier import NodeTier
 from elastic.snapshot.reader import SnapshotCatalog
-from elastic.snapshot.sources import BlobCopy, TwinCopy, VerifiedSource
+from elastic.snapshot.sources import TwinCopy, VerifiedSource
 from elastic.storage.blob_store import BlobStore
 from elastic.storage.memory_blobs import MemoryBlobs
 

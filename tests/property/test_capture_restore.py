@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -230,8 +231,10 @@ def test_a_restore_that_fails_midway_leaves_the_state_unusable_until_one_succeed
     index, source = take_snapshot(tier, [Attached(state, mesh_of(1), 0)])
     fresh = build(1)
     attached = Attached(fresh, mesh_of(1), 0)
+    reads = FailsAfter(source, 1_000)
+    restore(Attached(build(2), mesh_of(1), 0), index, reads, window_bytes=400)
     with pytest.raises(CorruptSnapshot):
-        restore(attached, index, FailsAfter(source, 1), window_bytes=400)
+        restore(attached, index, FailsAfter(source, 999 - reads.calls), window_bytes=400)
     with pytest.raises(RestoreError, match="not whole"):
         attached.capture()
     restore(attached, index, source, window_bytes=400)
@@ -247,6 +250,34 @@ def test_a_damaged_chunk_in_the_first_window_touches_nothing(tier: NodeTier) -> 
     attached = Attached(fresh, mesh_of(1), 0)
     with pytest.raises(CorruptSnapshot):
         restore(attached, index, FailsAfter(source, 0))
+    assert attached.broken is None
+    assert all(torch.equal(value, before[name]) for name, value in fresh["model"].state_dict().items())
+
+
+def test_a_damaged_chunk_of_the_optimizer_is_found_before_the_model_is_touched(tier: NodeTier) -> None:
+    index, source = take_snapshot(tier, [Attached(trained(0, 2), mesh_of(1), 0)])
+    fresh = build(1)
+    before = copy.deepcopy(fresh["model"].state_dict())
+    attached = Attached(fresh, mesh_of(1), 0)
+    with pytest.raises(CorruptSnapshot):
+        restore(attached, index, FailsAfter(source, 2), window_bytes=400)
+    assert attached.broken is None
+    assert not fresh["optimizer"].state
+    assert all(torch.equal(value, before[name]) for name, value in fresh["model"].state_dict().items())
+
+
+def test_what_lies_in_mapped_memory_is_verified_whole_before_the_model_is_touched(tier: NodeTier) -> None:
+    """However large it is: the last chunk is the damaged one."""
+    index, source = take_snapshot(tier, [Attached(trained(0, 2), mesh_of(1), 0)])
+    table = index.table
+    row = int(np.flatnonzero([table.specs[i].name.startswith("model.") for i in table.tensor_id])[-1])
+    slot = tier.locate(table.packs[table.pack_id[row]])
+    tier.arena.view(slot)[table.byte_start[row]] ^= 1
+    fresh = build(1)
+    before = copy.deepcopy(fresh["model"].state_dict())
+    attached = Attached(fresh, mesh_of(1), 0)
+    with pytest.raises(CorruptSnapshot):
+        restore(attached, index, source, window_bytes=400)
     assert attached.broken is None
     assert all(torch.equal(value, before[name]) for name, value in fresh["model"].state_dict().items())
 
@@ -276,7 +307,7 @@ def test_whole_chunks_of_a_large_state_are_read_straight_into_it(tier: NodeTier)
     index, source = take_snapshot(tier, [Attached({"model": saved}, mesh_of(1), 0)])
     counting = ReadsInto(source)
     restore(Attached({"model": fresh}, mesh_of(1), 0), index, counting, window_bytes=500_000)
-    assert counting.straight == 2
+    assert counting.straight == 6
     assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), fresh.parameters()))
     counting = ReadsInto(source)
     restore(Attached({"model": cast}, mesh_of(1), 0), index, counting, "training", window_bytes=500_000)
