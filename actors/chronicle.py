@@ -20,6 +20,8 @@ from elastic.snapshot.manifest import SnapshotRef
 MOST_METRICS = 200_000
 """Steps whose metrics are kept in memory; beyond that the oldest half is thinned. The journal has all of them."""
 RECENT_STEPS = 20
+BOUNDARY_S = 0.5
+"""What a stop at a boundary takes beside its steps and its snapshot: messages and the journal."""
 ORDINARY = ("a stop comes first", "the ranks reached their last step", "the generation ended", "a survivor was lost")
 """Reasons to give up a snapshot that something else tells better."""
 _DECISIONS = (life.BeginGeneration, life.EndRun, life.KillMember)
@@ -44,6 +46,7 @@ class Chronicle:
         self._generations: list[GenerationReport] = []
         self._incidents: list[IncidentReport] = []
         self._snapshots: list[SnapshotReport] = []
+        self._notices: list[dict[str, Any]] = []
         self._newest_durable: SnapshotRef | None = None
         self._alarms: deque[str] = deque(maxlen=20)
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=RECENT_STEPS)
@@ -163,6 +166,18 @@ class Chronicle:
                 self._snapshots[index] = replace(self._snapshots[index], remote=True, upload_s=seconds)
                 break
 
+    def notice_over(self, story: dict[str, Any]) -> None:
+        """Word that nodes go away has led to something."""
+        self._notices.append(story)
+
+    def boundary_takes_s(self) -> tuple[float, float]:
+        """Seconds until a stop at the next boundary is committed in node memory, and of an upload, by the longest of
+        the last ones."""
+        snapshots = self._snapshots[-5:]
+        copy = max((snapshot.stall_s + snapshot.drain_s for snapshot in snapshots), default=0.0)
+        upload = max((snapshot.upload_s for snapshot in self._snapshots[-20:]), default=0.0)
+        return BOUNDARY_S + 2 * self.step_s + copy, upload
+
     def abandoned(self, state: RoundState) -> None:
         """A snapshot attempt was given up. Only where that is not in the course of things should a person see it."""
         if not state.reason.startswith(ORDINARY):
@@ -210,6 +225,8 @@ class Chronicle:
             "next_snapshot_s": due,
             "interval": cadence.to_json() if cadence is not None else None,
             "incidents": [asdict(incident) for incident in self._incidents],
+            "notices": list(self._notices),
+            "node_list": node_list(state),
             "alarms": list(self._alarms),
             "journal_lag": journal_lag,
             "wall_s": at - self._began_at if self._began_at is not None else 0.0,
@@ -233,10 +250,26 @@ class Chronicle:
             generations=tuple(self._generations),
             incidents=tuple(self._incidents),
             snapshots=tuple(self._snapshots),
+            notices=tuple(self._notices),
             interval_reasons=tuple(cadence.reasons) if cadence is not None else (),
             wall_s=wall,
             productive_s=min(wall, sum(row["step_s"] for row in rows)),
         )
+
+
+def node_list(state: RunState) -> list[dict[str, Any]]:
+    """What the run makes of each node; JSON-able."""
+    return [
+        {
+            "node": node.name,
+            "capacity": node.capacity,
+            "domain": node.domain,
+            "store": node.store,
+            "members": sorted(member.name for member in state.members.values() if member.node == node.name),
+            "leaving": [{"by": n.by, "why": n.why} for n in state.notices if n.node == node.name],
+        }
+        for node in state.nodes.values()
+    ]
 
 
 def _longest(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

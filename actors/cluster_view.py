@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ray
@@ -12,8 +12,15 @@ DOMAIN_LABEL = "elastic.domain"
 """Ray node label that names a failure domain (rack, switch, power): replicas go to another one."""
 
 
-def living_nodes(resources: Mapping[str, float]) -> dict[str, tuple[int, str]]:
-    """For each living node that is not draining: how many ranks of ``resources`` it can carry, and its domain.
+def draining_nodes() -> dict[str, float]:
+    """Nodes that Ray drains, with the moment (seconds since 1970) at which each may go; 0 where there is none."""
+    from ray._private.state import state
+
+    return {node: until / 1000.0 for node, until in state.get_draining_nodes().items()}
+
+
+def living_nodes(resources: Mapping[str, float], drains: Collection[str] = ()) -> dict[str, tuple[int, str]]:
+    """For each living node: how many ranks of ``resources`` it can carry, none if it drains, and its domain.
 
     Counts the node's whole resources: a rank that does not get its place because others hold it starts too late and
     is placed again elsewhere.
@@ -25,7 +32,7 @@ def living_nodes(resources: Mapping[str, float]) -> dict[str, tuple[int, str]]:
         have: Mapping[str, float] = node["Resources"]
         capacity = min((int(have.get(name, 0.0) / amount + 1e-9) for name, amount in resources.items()), default=0)
         labels: Mapping[str, str] = node.get("Labels") or {}
-        found[node["NodeID"]] = (capacity, labels.get(DOMAIN_LABEL, ""))
+        found[node["NodeID"]] = (0 if node["NodeID"] in drains else capacity, labels.get(DOMAIN_LABEL, ""))
     return found
 
 

@@ -25,6 +25,8 @@ from actors.controller_spec import ControllerSpec
 from actors.journal_writer import JournalWriter
 from actors.members import Members
 from actors.names import NAMESPACE, rendezvous_name
+from actors.node_store import StoreEvent
+from actors.notices import NoticeShell
 from actors.observer import Observer
 from actors.rank_orders import GenerationOrder, RankEvent
 from actors.rendezvous import Rendezvous
@@ -64,9 +66,12 @@ class Controller:
         )
         self.chronicle = Chronicle(self.name, spec.run.storage_path)
         self.rounds = RoundShell(self._round_ended, self._before_commit)
-        self.members = Members(spec, self.post, self.rank_said, lambda event: self.rounds.store_said(event))
+        self.members = Members(spec, self.post, self.rank_said, self.store_said)
         self.uploads = UploadShell(lambda: self.members.stores, self._uploaded, self._upload_failed, spec.run.snapshots)
         self.cadence = Cadence(spec.run.snapshots, spec.scaling.min_workers, now(), self.journal.note)
+        self.notices = NoticeShell(
+            self.post, self.chronicle.boundary_takes_s, self.journal.note, spec.run.failures.notice_s
+        )
         self.observer = Observer(
             state=lambda: self.machine.state,
             post=self.post,
@@ -77,6 +82,7 @@ class Controller:
             chronicle=self.chronicle,
             cadence=self.cadence,
             journal=self.journal,
+            notices=self.notices,
         )
         self.rendezvous: tuple[str, int] | None = None
         self._rendezvous_actor: Any = None
@@ -129,6 +135,14 @@ class Controller:
     def stop(self) -> None:
         """End the run at the next boundary, with a durable snapshot."""
         self.post(life.StopAsked(now()))
+
+    def exclude(self, node: str, left_s: float | None = None) -> None:
+        """Move off this node at a boundary, and do not use it again; within ``left_s`` seconds, where it goes then."""
+        self.notices.exclude(node, left_s)
+
+    def readmit(self, node: str) -> None:
+        """Use the node again."""
+        self.notices.readmit(node)
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -197,6 +211,10 @@ class Controller:
             self.rounds.end_reached(command.step)
         elif isinstance(command, life.CloseIncident):
             self._incident_over(command.incident)
+        elif isinstance(command, life.CloseNotice):
+            self.chronicle.notice_over(self.notices.closed(command.evacuation))
+        elif isinstance(command, life.Warn):
+            self._alarm(command.text)
         elif isinstance(command, life.MakeDurable):
             self._spawn(self._make_durable())
         elif isinstance(command, life.EndRun):
@@ -230,10 +248,20 @@ class Controller:
         for name in set(self.members.ranks) - set(command.ranks):
             self.members.ranks[name].forget.remote()
 
+    def store_said(self, node: str, event: StoreEvent) -> None:
+        """News of a store: of the shares of a round, or that it has to go."""
+        if event.kind == "terminating":
+            self.notices.sigterm(node, "")
+        else:
+            self.rounds.store_said(event)
+
     def rank_said(self, member: str, event: RankEvent) -> None:
         """News of a rank, as events of the lifecycle."""
         at, generation = now(), event.generation
-        if event.kind == "formed":
+        if event.kind == "terminating":
+            if found := self.machine.state.members.get(member):
+                self.notices.sigterm(found.node, member)
+        elif event.kind == "formed":
             self.post(life.Formed(at, member, generation, event.took_s))
         elif event.kind == "entered":
             self.post(life.Entered(at, member, generation, event.step, event.share_bytes))
@@ -367,7 +395,9 @@ class Controller:
         self._node_commits += 1
         every = self.cadence.remote_every
         # The live tier is taken in the middle of a recovery; the next round makes it durable.
-        due = state.purpose in ("entry", "final", "stop") or (state.purpose != LIVE and self._node_commits % every == 0)
+        due = state.purpose in ("entry", "final", "stop", "notice", "leave") or (
+            state.purpose != LIVE and self._node_commits % every == 0
+        )
         synchronous = self.spec.run.snapshots.synchronous
         uploading = self.uploads.committed(state, due=due or synchronous)
         if synchronous and not uploading:
@@ -400,8 +430,13 @@ class Controller:
 
     def _upload_failed(self, attempt: str, reason: str) -> None:
         self._waited_for(attempt)
-        self.journal.note("alarm", reason=reason)
-        self.chronicle.alarm(reason)
+        self._alarm(reason)
+
+    def _alarm(self, text: str) -> None:
+        """Something that a person should see."""
+        log.warning("%s", text)
+        self.journal.note("alarm", reason=text)
+        self.chronicle.alarm(text)
 
     async def _make_durable(self) -> None:
         self.post(life.UploadsIdle(now(), await self.uploads.finish()))

@@ -50,6 +50,14 @@ class RunHandle:
         """End the run at its next boundary, with a durable snapshot."""
         self._ask(self.controller.stop.remote())
 
+    def exclude(self, node: str, left_s: float | None = None) -> None:
+        """Move off the node with this id at a boundary, and do not use it again."""
+        self._ask(self.controller.exclude.remote(node, left_s))
+
+    def readmit(self, node: str) -> None:
+        """Use the node again."""
+        self._ask(self.controller.readmit.remote(node))
+
     def poll(self, timeout_s: float) -> Result | None:
         """The result, or None if the run has not ended within ``timeout_s``."""
         try:

@@ -39,7 +39,7 @@ class Members:
         spec: Any,
         post: Callable[[Any], None],
         on_rank: Callable[[str, RankEvent], None],
-        on_store: Callable[[StoreEvent], None],
+        on_store: Callable[[str, StoreEvent], None],
     ) -> None:
         self._spec, self._post, self._on_rank, self._on_store = spec, post, on_rank, on_store
         self.stores: dict[str, Any] = {}
@@ -79,7 +79,7 @@ class Members:
         self.stores[node] = actor
         self._post(life.StoreReady(now(), node))
         probe_s = run.failures.probe_timeout_s
-        why = await watch(actor, self._on_store, actor.ping.remote, probe_s)
+        why = await watch(actor, lambda event: self._on_store(node, event), actor.ping.remote, probe_s)
         self.stores.pop(node, None)
         kill(actor)
         self._post(life.StoreLost(now(), node, f"the store of node {node[:12]} is gone: {why}"))

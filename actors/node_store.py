@@ -21,6 +21,7 @@ import ray
 import elastic
 from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
+from actors.terminate import on_sigterm
 from elastic.clock import now, wall
 from elastic.errors import ElasticError, SnapshotError
 from elastic.protocol.shares import ShareReport, SlotRef, StagedShare
@@ -53,10 +54,10 @@ class StoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class StoreEvent:
-    """News of a store. ``kind``: sealed (report, places) or failed (rank, reason)."""
+    """News of a store. ``kind``: sealed (report, places), failed (rank, reason) or terminating (it got SIGTERM)."""
 
     kind: str
-    attempt: str
+    attempt: str = ""
     report: ShareReport | None = None
     places: tuple[str, ...] = ()
     rank: int = -1
@@ -115,6 +116,7 @@ class NodeStore:
         self._generation = 0
         self._peers: dict[str, str] = {}
         self._lock = threading.Lock()
+        on_sigterm(lambda: self.outbox.put(StoreEvent("terminating")))
 
     def versions(self) -> dict[str, str]:
         """See ``versions``."""

@@ -16,9 +16,10 @@ from ray.exceptions import RayError
 from actors.cadence import Cadence
 from actors.calls import answer
 from actors.chronicle import Chronicle
-from actors.cluster_view import living_nodes
+from actors.cluster_view import draining_nodes, living_nodes
 from actors.journal_writer import JournalWriter
 from actors.members import Members
+from actors.notices import NoticeShell
 from actors.rounds import RoundShell
 from actors.uploads import UploadShell
 from elastic.clock import now
@@ -46,10 +47,12 @@ class Observer:
         chronicle: Chronicle,
         cadence: Cadence,
         journal: JournalWriter,
+        notices: NoticeShell,
     ) -> None:
         self._state, self._post, self._resources = state, post, dict(resources)
         self._members, self._rounds, self._uploads = members, rounds, uploads
         self._chronicle, self._cadence, self._journal = chronicle, cadence, journal
+        self._notices = notices
         self._seen: dict[str, tuple[int, str]] | None = None
         self._measured_at = 0.0
         self._was_uploading = False
@@ -59,10 +62,12 @@ class Observer:
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(RayError, ConnectionError):
-                seen = await loop.run_in_executor(None, living_nodes, self._resources)
+                drains = await loop.run_in_executor(None, draining_nodes)
+                seen = await loop.run_in_executor(None, living_nodes, self._resources, drains)
                 if seen != self._seen:
                     self._seen = seen
                     self._post(life.ClusterSeen(now(), seen))
+                self._notices.drains({node: until for node, until in drains.items() if node in seen})
             await asyncio.sleep(VIEW_EVERY_S)
 
     async def measure(self) -> None:

@@ -15,6 +15,7 @@ import ray
 from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
 from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec
+from actors.terminate import on_sigterm
 from elastic.gate import BoundaryGate, Order
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Rank:
         self._gate = BoundaryGate()
         self._generation = self._interrupted = -1
         self._train: TrainThread | None = None
+        on_sigterm(lambda: self.outbox.put(RankEvent("terminating", self._generation, self._gate.step)))
 
     # --- calls of the controller ---------------------------------------------------------------------------------
 

@@ -56,7 +56,8 @@ class LiveOrder:
 
 @dataclass(frozen=True, slots=True)
 class RankEvent:
-    """News of a rank. ``kind``: formed, entered, first_step, doubtful, at_end, departed, restored; the rest by kind."""
+    """News of a rank. ``kind``: formed, entered, first_step, doubtful, at_end, departed, restored,
+    terminating (it got SIGTERM); the rest by kind."""
 
     kind: str
     generation: int

@@ -193,6 +193,9 @@ class FailureConfig(_Config):
     probe_timeout_s: float = 1.0
     """How long a rank may leave a probe unanswered, once its peers report broken connections."""
 
+    notice_s: float = 25.0
+    """How long a process goes on to exist after SIGTERM, as far as is known; a drain of Ray brings its own deadline."""
+
     @model_validator(mode="after")
     def _check(self) -> FailureConfig:
         for field in type(self).model_fields:

@@ -9,6 +9,8 @@ A record has at least ``kind`` and ``t`` (seconds since 1970, for people). The k
     stall, write, restore, failure, exposure                                       measurements (see policies and tune)
     incident    one incident with its RTO split
     interval    the interval that was adopted, with its reason
+    notice      node, by, why, left_s: a node goes away; with ``over`` that it does not
+    evacuation  what notices led to: by, nodes, purpose, decided_s, out_s, stood_still_s
 """
 
 from __future__ import annotations

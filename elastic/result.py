@@ -87,6 +87,8 @@ class Result:
     generations: tuple[GenerationReport, ...] = ()
     incidents: tuple[IncidentReport, ...] = ()
     snapshots: tuple[SnapshotReport, ...] = ()
+    notices: tuple[dict[str, Any], ...] = ()
+    """Word that nodes go away, and what it led to: ``by``, ``nodes``, ``purpose``, and how long it took."""
     interval_reasons: tuple[str, ...] = ()
     wall_s: float = 0.0
     productive_s: float = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from elastic.protocol import notices
 from elastic.protocol.departures import leave_all, settle
 from elastic.protocol.endings import end_run, failed_once_more
 from elastic.protocol.gathering import better_generation
@@ -35,8 +36,10 @@ from elastic.protocol.run_state import (
 ROUND_TRIES = 8
 """How often a snapshot without which the run cannot go on, or not stop, is tried in a row: over about a minute."""
 
-_STOPS = ("grow", "shrink", "stop")
+STOPS = ("grow", "shrink", "move", "leave", "stop")
+"""Rounds at whose boundary the generation ends."""
 _NEEDED = ("entry", "final")
+_PASSING = ("periodic", "redundancy", "notice")
 
 
 def formed(state: RunState, event: Formed) -> Outcome:
@@ -70,10 +73,11 @@ def at_end(state: RunState, event: AtEnd) -> Outcome:
 
 def _incident_over(state: RunState, at: float) -> Outcome:
     """The first new step is done, or there is none to do."""
+    state, commands = notices.going_on(state, at)
     incident = state.incident
     if incident is None or incident.new_generation != state.generation:
-        return state, ()
-    return replace(state, incident=None), (CloseIncident(incident.first_step(at)),)
+        return state, commands
+    return replace(state, incident=None), (*commands, CloseIncident(incident.first_step(at)))
 
 
 def begin_work(state: RunState, at: float) -> Outcome:
@@ -93,9 +97,9 @@ def next_round(state: RunState, at: float) -> Outcome:
         return settle(state, at)
     if state.departures:
         return state, ()  # no round can be whole any more
-    better = "" if state.at_end else better_generation(state)
+    better = "" if state.at_end else better_generation(state, at)
     if state.round_open:
-        if better and state.round_open in ("periodic", "redundancy") and not state.round_cancelled:
+        if better and state.round_open in _PASSING and not state.round_cancelled:
             # The stop takes a snapshot of its own; the boundary of this one may be far.
             return replace(state, round_cancelled=True), (CancelRound(f"a stop comes first ({better})"),)
         return state, ()
@@ -106,7 +110,11 @@ def next_round(state: RunState, at: float) -> Outcome:
     if len(state.at_end) == len(state.ranks):
         return _open(state, "final")
     if better:
-        return _open(replace(state, phase=STOPPING), better)
+        state, told = notices.decided(state, better, at)
+        state, commands = _open(replace(state, phase=STOPPING), better)
+        return state, (*told, *commands)
+    if notices.insurance_due(state) and not state.at_end:
+        return _open(replace(state, insured=True), "notice")
     if state.first_round_due and not state.at_end:
         return _open(replace(state, first_round_due=False), "redundancy")
     return state, ()
@@ -114,14 +122,14 @@ def next_round(state: RunState, at: float) -> Outcome:
 
 def _open(state: RunState, purpose: str) -> Outcome:
     state = replace(state, round_open=purpose, round_cancelled=False, nodes_lost=frozenset())
-    return state, (StartRound(purpose, stop=purpose in _STOPS),)
+    return state, (StartRound(purpose, stop=purpose in STOPS),)
 
 
 def snapshot_due(state: RunState, event: SnapshotDue) -> Outcome:
     """Time for a snapshot, unless one is being made or something else comes first."""
     if state.round_open or state.at_end or state.departures or state.first_round_due or "retry" in state.deadlines:
         return state, ()
-    return _open(state, "periodic") if not better_generation(state) else (state, ())
+    return _open(state, "periodic") if not better_generation(state, event.at) else (state, ())
 
 
 def node_committed(state: RunState, event: NodeCommitted) -> Outcome:
@@ -169,20 +177,20 @@ def round_abandoned(state: RunState, event: RoundAbandoned) -> Outcome:
     state = _round_over(state, event.at)
     if state.phase == STOPPING:
         # The ranks were released; what wanted the stop is asked again.
-        state = replace(state, phase=RUNNING)
+        state = notices.undecided(replace(state, phase=RUNNING))
     if state.phase == UNWINDING and remaining(state):
         # Some left at the boundary, the others were released: they would train on without them.
         return state, (Interrupt(remaining(state), state.generation),)
-    if state.phase != RUNNING or event.purpose not in (*_STOPS, *_NEEDED):
+    if state.phase != RUNNING or event.purpose not in (*STOPS, *_NEEDED):
         return state, ()
     all_at_end = len(state.at_end) == len(state.ranks)
-    if event.confirmed and not (all_at_end and event.purpose in _STOPS):
+    if event.confirmed and not (all_at_end and event.purpose in STOPS):
         return _enter_anew(state, event)
-    if state.departures or (event.purpose in _STOPS and (asked or all_at_end)):
+    if state.departures or (event.purpose in STOPS and (asked or all_at_end)):
         return state, ()
     failures = state.round_failures + 1
     state = replace(state, round_failures=failures)
-    if failures < ROUND_TRIES or event.purpose in ("grow", "shrink"):
+    if failures < ROUND_TRIES or event.purpose in ("grow", "shrink", "move", "leave"):
         return state.due("retry", event.at + backoff_s(failures, 0.25, 30.0)), ()
     if event.purpose == "stop":
         return leave_all(state, event.at, "")

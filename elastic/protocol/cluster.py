@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from elastic.protocol import notices
 from elastic.protocol.departures import lose
 from elastic.protocol.endings import end_run
 from elastic.protocol.membership import STARTING, WARM, Node
@@ -37,8 +38,8 @@ def cluster_seen(state: RunState, event: ClusterSeen) -> Outcome:
     for name in [name for name in nodes if name not in event.nodes]:
         state, more = _memory_lost(state, name, event.at, "the node left the cluster")
         state = replace(state, nodes={other: node for other, node in state.nodes.items() if other != name})
-        state = state.undue(f"store {name}")
-        commands += more
+        state, told = notices.node_gone(state.undue(f"store {name}"), name, event.at)
+        commands += [*more, *told]
     return state, tuple(commands)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from elastic.protocol import notices
 from elastic.protocol.boundaries import begin_work, leave_behind, next_round
 from elastic.protocol.cluster import start_store
 from elastic.protocol.departures import give_up_on, parted, settle
@@ -50,7 +51,7 @@ def advance(state: RunState, at: float) -> Outcome:
     while state.phase != ENDED:
         before = state.phase
         if state.phase not in (UNWINDING, FINISHING):
-            state, more = staff(state)
+            state, more = staff(state, at)
             commands += more
         if state.phase == GATHERING:
             state, more = gather(state, at)
@@ -64,7 +65,7 @@ def advance(state: RunState, at: float) -> Outcome:
             state, more = settle(state, at)
         commands += more
         if state.phase == UNWINDING:  # replacements warm up while the others leave; not if the run ends here
-            state, more = staff(state)
+            state, more = staff(state, at)
             commands += more
         if state.phase == before:
             break
@@ -76,7 +77,8 @@ def tick(state: RunState, event: Tick) -> Outcome:
 
     ``cluster``, ``more``: the wait for members (see ``gathering``). ``form``, ``unwind``: ranks had so long to enter
     or to leave. ``return``: some returned early, the others had so long to do the same. ``seal``: an open round had so
-    long to end. ``retry``, ``start``, ``store <node>``: the time to try again.
+    long to end. ``retry``, ``start``, ``store <node>``: the time to try again. ``notice``, ``replaced``, ``leave``,
+    ``lapse <node>``: see ``notices``.
     """
     passed = [name for name, at in state.deadlines.items() if at <= event.at]
     state = state.undue(*(name for name in passed if name not in ("cluster", "more")))
@@ -96,6 +98,8 @@ def tick(state: RunState, event: Tick) -> Outcome:
             state, more = replace(state, round_cancelled=True), (CancelRound("its shares were not sealed in time"),)
         elif name.startswith("store "):
             state, more = start_store(state, name.removeprefix("store "))
+        elif name.startswith("lapse "):
+            state, more = notices.lapse(state, name.removeprefix("lapse "), event.at)
         else:
             more = ()
         commands += more

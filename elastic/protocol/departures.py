@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from elastic.protocol import notices
 from elastic.protocol.endings import end_run, failed_once_more, finished, released, stopped, user_error
 from elastic.protocol.incident import Incident
 from elastic.protocol.membership import UNWOUND
@@ -135,6 +136,7 @@ def settle(state: RunState, at: float) -> Outcome:
     departures = [state.departures[rank] for rank in sorted(state.departures)]
     if state.phase != UNWINDING:
         return finished(state)
+    state = notices.everybody_out(state, at)
     if state.incident:
         state = replace(state, incident=state.incident.settled(at))
     if state.salvage is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from elastic.protocol import notices
 from elastic.protocol.endings import end_run, stopped
 from elastic.protocol.membership import (
     ACTIVE,
@@ -20,15 +21,20 @@ from elastic.protocol.run_state import FORMING, Outcome, RunState
 from elastic.protocol.tiers import newest_restorable
 
 
-def staff(state: RunState) -> Outcome:
-    """Start members that are missing where there is room, hot spares among them, and end those that are too many and
-    train nothing."""
+def staff(state: RunState, at: float) -> Outcome:
+    """Start members that are missing where there is room, hot spares among them, and end those that train nothing and
+    are too many, or on a node that goes away."""
     if state.stop_asked:
         return state, ()
     commands: list[Any] = []
     wanted = state.target + state.limits.hot_spares
     spare = [member for member in state.members.values() if member.phase in (STARTING, WARM)]
-    too_many = len(state.members) - wanted
+    drop = notices.dropped(state, at)
+    for member in [member for member in spare if member.name in drop]:
+        spare.remove(member)
+        commands.append(KillMember(member.name, "its node goes away"))
+        state = replace(state, members={name: m for name, m in state.members.items() if name != member.name})
+    too_many = notices.counted(state) - wanted
     if too_many > 0 and spare:
         # Who is not ready goes first, then who was in no generation, then the highest rank.
         order = {name: rank for rank, name in enumerate(state.ranks)}
@@ -36,9 +42,10 @@ def staff(state: RunState) -> Outcome:
         for member in spare[:too_many]:
             commands.append(KillMember(member.name, "fewer ranks are wanted"))
             state = replace(state, members={name: m for name, m in state.members.items() if name != member.name})
-    missing = wanted - len(state.members)
+    missing = wanted - notices.counted(state)
     if missing > 0 and "start" not in state.deadlines:
-        for node in place_members(state.nodes.values(), state.members.values(), missing, state.avoid):
+        closed = notices.closed(state)
+        for node in place_members(state.nodes.values(), state.members.values(), missing, state.avoid, closed):
             name = f"m{state.members_made:04d}"
             members = {**state.members, name: Member(name, node)}
             state = replace(state, members_made=state.members_made + 1, members=members)
@@ -46,10 +53,12 @@ def staff(state: RunState) -> Outcome:
     return state, tuple(commands)
 
 
-def better_generation(state: RunState) -> str:
+def better_generation(state: RunState, at: float) -> str:
     """The purpose of a stop that leads to a better generation, or nothing."""
     if state.stop_asked:
         return "stop"
+    if notices.leaving_ranks(state):
+        return notices.way_out(state, at)
     limits = state.limits
     starting = sum(member.phase == STARTING for member in state.members.values())
     mesh, _ = choose_mesh(limits.mesh, limits.min_workers, state.target, len(state.members) - starting)
@@ -99,12 +108,17 @@ def gather(state: RunState, at: float) -> Outcome:
         salvage=None,
         incident=state.incident.begun(at, generation, mesh.world_size) if state.incident else None,
     ).undue("cluster", "more", "retry")
+    state, told = notices.begun(state, at)
     state = state.due("form", at + limits.form_timeout_s)
-    return state, (BeginGeneration(generation, ranks, mesh, restore, hold=restore is None, reason=reason),)
+    return state, (
+        *told,
+        BeginGeneration(generation, ranks, mesh, restore, hold=restore is None, reason=reason),
+    )
 
 
 def _more_to_come(state: RunState) -> bool:
     if any(member.phase == STARTING for member in state.members.values()):
         return True
-    room = any(node.store_starting and node.capacity > 0 for node in state.nodes.values())
+    closed = notices.closed(state)
+    room = any(n.store_starting and n.capacity > 0 and n.name not in closed for n in state.nodes.values())
     return room and len(state.members) < state.target

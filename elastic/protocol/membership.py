@@ -6,6 +6,7 @@ answer with a reason in words.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -47,6 +48,40 @@ class Node:
         return self.store == "starting"
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Word that a node goes away; ``by``: drain, sigterm or exclude. Times are seconds on the controller's clock."""
+
+    node: str
+    by: str
+    why: str
+    at: float
+    deadline: float = math.inf
+    members: frozenset[str] = frozenset()
+    """Members whose own process was told to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evacuation:
+    """What notices led to. Times are seconds on the controller's clock; -1 where it has not got so far."""
+
+    by: str
+    nodes: tuple[str, ...]
+    old_world_size: int
+    opened_at: float
+    purpose: str = ""
+    """``shrink``, ``move``, ``leave``; ``unwound`` if something else ended the generation first, ``cancelled`` if the
+    word was taken back; empty while it is not decided."""
+    deadline: float = math.inf
+    needs_s: float = 0.0
+    decided_at: float = -1.0
+    out_at: float = -1.0
+    """Everybody had left."""
+    ended_at: float = -1.0
+    """The first step after it."""
+    new_world_size: int = 0
+
+
 def choose_mesh(rule: MeshRule, low: int, high: int, have: int) -> tuple[Mesh | None, str]:
     """The largest mesh that ``have`` ranks can form within [low, high], and why; ranks that it does not take stay
     spare."""
@@ -73,25 +108,36 @@ def smallest(rule: MeshRule, low: int, high: int) -> int:
     return mesh.world_size if mesh else low
 
 
-def place_members(nodes: Iterable[Node], members: Iterable[Member], wanted: int, avoid: frozenset[str]) -> list[str]:
-    """Nodes for up to ``wanted`` new members: the emptiest first, nodes to ``avoid`` only where nothing else is free.
+def place_members(
+    nodes: Iterable[Node],
+    members: Iterable[Member],
+    wanted: int,
+    avoid: frozenset[str],
+    closed: frozenset[str] = frozenset(),
+) -> list[str]:
+    """Nodes for up to ``wanted`` new members: the emptiest first, of these one in the emptiest failure domain; nodes to
+    ``avoid`` only where nothing else is free, ``closed`` ones never.
 
     A node without a ready store takes none: its ranks would have nowhere to stage.
     """
-    free = {node.name: node.capacity for node in nodes if node.store_ready and not node.refused}
-    load = dict.fromkeys(free, 0)
+    able = [node for node in nodes if node.store_ready and not node.refused and node.name not in closed]
+    free = {node.name: node.capacity for node in able}
+    domain = {node.name: node.domain or f"node {node.name}" for node in able}
+    load, crowd = dict.fromkeys(free, 0), dict.fromkeys(domain.values(), 0)
     for member in members:
         if member.node in free:
             free[member.node] -= 1
             load[member.node] += 1
+            crowd[domain[member.node]] += 1
     chosen: list[str] = []
     for _ in range(wanted):
         open_nodes = [name for name in free if free[name] > 0]
         if not open_nodes:
             break
-        best = min(open_nodes, key=lambda name: (name in avoid, load[name], name))
+        best = min(open_nodes, key=lambda name: (name in avoid, load[name], crowd[domain[name]], name))
         free[best] -= 1
         load[best] += 1
+        crowd[domain[best]] += 1
         chosen.append(best)
     return chosen
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from elastic.mesh import Mesh
 from elastic.protocol.incident import Incident
+from elastic.protocol.membership import Evacuation
 from elastic.protocol.run_events import Departure
 from elastic.protocol.tiers import RestoreOrder
 
@@ -86,6 +87,20 @@ class EndRoundBeyond:
 @dataclass(frozen=True, slots=True)
 class CloseIncident:
     incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class CloseNotice:
+    """Word that nodes go away has led to this, or was taken back."""
+
+    evacuation: Evacuation
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Something that a person should see; the run goes on."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """The nodes that are alive, with how many ranks of this run each can carry."""
+    """The nodes that are alive, with how many ranks of this run each can carry: none, while it drains."""
 
     at: float
     nodes: Mapping[str, tuple[int, str]]
@@ -81,6 +82,32 @@ class NodeRefused:
     at: float
     node: str
     error: ElasticError
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeaving:
+    """Word that a node goes away at ``deadline``; a stop at a boundary would take ``needs_s`` now, and an upload
+    ``upload_s`` more. See ``notices``."""
+
+    at: float
+    node: str
+    by: str
+    """``drain``, ``sigterm`` or ``exclude``."""
+    why: str
+    deadline: float = math.inf
+    needs_s: float = 0.0
+    upload_s: float = 0.0
+    member: str = ""
+    """Whose process was told to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStaying:
+    """The word of ``by`` is taken back."""
+
+    at: float
+    node: str
+    by: str
 
 
 @dataclass(frozen=True, slots=True)

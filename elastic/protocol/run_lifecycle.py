@@ -18,9 +18,9 @@ stores. Every loss, error or voluntary stop goes through UNWINDING, where the ru
 generation has left its train function or is gone; only then is the next generation chosen.
 
 What is known lies in ``run_state``, what comes in in ``run_events``, what goes out in ``run_commands``. What happens is
-noted in ``cluster`` (nodes, stores, members), ``boundaries`` (a generation at work) and ``departures`` (how it ends);
-``course`` decides what follows, with ``gathering`` (who trains next) and ``endings`` (the run is over). The table below
-says which event is legal when.
+noted in ``cluster`` (nodes, stores, members), ``notices`` (nodes that will go), ``boundaries`` (a generation at work)
+and ``departures`` (how it ends); ``course`` decides what follows, with ``gathering`` (who trains next) and ``endings``
+(the run is over). The table below says which event is legal when.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from elastic.protocol import boundaries, cluster, course, departures, endings
+from elastic.protocol import boundaries, cluster, course, departures, endings, notices
 from elastic.protocol.course import after
 from elastic.protocol.machine import Table, ignore
 from elastic.protocol.run_commands import (
     BeginGeneration,
     CancelRound,
     CloseIncident,
+    CloseNotice,
     EndRoundBeyond,
     EndRun,
     Interrupt,
@@ -45,6 +46,7 @@ from elastic.protocol.run_commands import (
     StartRound,
     StartSalvage,
     StartStore,
+    Warn,
 )
 from elastic.protocol.run_events import (
     AtEnd,
@@ -58,7 +60,9 @@ from elastic.protocol.run_events import (
     MemberLost,
     MemberReady,
     NodeCommitted,
+    NodeLeaving,
     NodeRefused,
+    NodeStaying,
     RemoteCommitted,
     ResizeAsked,
     RoundAbandoned,
@@ -97,6 +101,7 @@ __all__ = [
     "BeginGeneration",
     "CancelRound",
     "CloseIncident",
+    "CloseNotice",
     "ClusterSeen",
     "Departed",
     "Departure",
@@ -113,7 +118,9 @@ __all__ = [
     "MemberLost",
     "MemberReady",
     "NodeCommitted",
+    "NodeLeaving",
     "NodeRefused",
+    "NodeStaying",
     "Probe",
     "RemoteCommitted",
     "ResizeAsked",
@@ -129,6 +136,7 @@ __all__ = [
     "StoreReady",
     "Tick",
     "UploadsIdle",
+    "Warn",
     "peers",
     "resumed",
 ]
@@ -146,6 +154,8 @@ _ALWAYS: dict[type, Callable[[RunState, Any], Outcome]] = {
     MemberLost: cluster.member_lost,
     EntryFailed: cluster.entry_failed,
     NodeRefused: cluster.node_refused,
+    NodeLeaving: notices.node_leaving,
+    NodeStaying: notices.node_staying,
     Tick: course.tick,
     ResizeAsked: course.resize_asked,
     StopAsked: course.stop_asked,

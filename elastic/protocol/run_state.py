@@ -8,7 +8,7 @@ from typing import Any
 
 from elastic.mesh import Mesh, MeshRule
 from elastic.protocol.incident import Incident
-from elastic.protocol.membership import Member, Node, peer_of
+from elastic.protocol.membership import Evacuation, Member, Node, Notice, peer_of
 from elastic.protocol.run_commands import EndRun
 from elastic.protocol.run_events import Departure
 from elastic.protocol.tiers import NodeSnapshot, RemoteSnapshot, RestoreOrder
@@ -82,6 +82,16 @@ class RunState:
     that no commit has got past."""
     avoid: frozenset[str] = frozenset()
     """Nodes on which a member was lost; used last for new members until a step is committed."""
+    notices: tuple[Notice, ...] = ()
+    """Nodes that go away, by whose word: see ``notices``."""
+    needs_s: float = 0.0
+    """How long a stop at a boundary took when the last notice came."""
+    upload_s: float = 0.0
+    """And how long an upload."""
+    evacuation: Evacuation | None = None
+    """What the notices of this generation lead to; None where there are none."""
+    insured: bool = False
+    """A durable snapshot was begun since the last new notice."""
     stop_asked: bool = False
     deadlines: Mapping[str, float] = field(default_factory=dict)
     """What is to happen when, by name: see ``course.tick``."""
@@ -136,4 +146,12 @@ def peers(state: RunState) -> dict[str, str]:
     if not state.limits.replicas:
         return {}
     used = {member.node for name, member in state.members.items() if name in state.ranks}
-    return peer_of([node for name, node in state.nodes.items() if name in used and node.store_ready])
+    nodes = [node for name, node in state.nodes.items() if name in used and node.store_ready]
+    gone = {notice.node for notice in state.notices}
+    stay = [node for node in nodes if node.name not in gone]
+    if not stay or len(stay) == len(nodes):
+        return peer_of(nodes)
+    # What lies on a node that goes away has to lie on one that stays as well.
+    leave = sorted(node.name for node in nodes if node.name in gone)
+    found = peer_of(stay) or {stay[0].name: leave[0]}
+    return found | {name: stay[number % len(stay)].name for number, name in enumerate(leave)}

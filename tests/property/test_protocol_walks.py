@@ -49,6 +49,13 @@ def events(draw: st.DrawFn, at: float, state: RunState) -> Any:
     if kind in (life.StoreReady, life.StoreLost, life.NodeRefused):
         why = {life.StoreLost: ("gone",), life.NodeRefused: (ClusterError("other versions"),)}.get(kind, ())
         return kind(at, draw(node_names), *why)
+    if kind is life.NodeLeaving:
+        deadline = at + draw(st.sampled_from([-1.0, 0.5, 30.0, float("inf")]))
+        by, told = draw(st.sampled_from([("drain", ""), ("exclude", ""), ("sigterm", member)]))
+        until = deadline if by != "sigterm" else at + 25.0
+        return kind(at, draw(node_names), by, "why", until, draw(st.sampled_from([0.1, 5.0])), draw(steps), told)
+    if kind is life.NodeStaying:
+        return kind(at, draw(node_names), draw(st.sampled_from(["drain", "exclude", "sigterm"])))
     if kind is life.MemberReady:
         return kind(at, member)
     if kind is life.EntryFailed:

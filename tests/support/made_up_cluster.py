@@ -15,7 +15,9 @@ class Cluster(World):
         self.nodes[name] = NodeMachine(name, self.random.randint(1, 2), f"d{number % 3}")
 
     def _view(self) -> None:
-        seen = {name: (node.capacity, node.domain) for name, node in self.nodes.items() if node.alive}
+        seen = {
+            name: (0 if node.drains else node.capacity, node.domain) for name, node in self.nodes.items() if node.alive
+        }
         if seen != self.seen:
             self.seen = seen
             self.post(life.ClusterSeen(self.now, dict(seen)))
@@ -84,8 +86,8 @@ class Cluster(World):
             del self.controller_stores[store.node]
         self.post(life.StoreLost(self.now, store.node, f"the store of {store.node} is gone"))
 
-    def kill_node(self) -> None:
-        living = [n for n in self.nodes.values() if n.alive]
+    def kill_node(self, name: str = "") -> None:
+        living = [n for n in self.nodes.values() if n.alive and (not name or n.name == name)]
         if not living:
             return
         node = self.random.choice(living)
@@ -97,6 +99,32 @@ class Cluster(World):
                 self._die(rank)
                 self.later(self.latency(), self._lost, rank)
         self.later(self.latency() * 10, self._view)
+
+    def notice(self) -> None:
+        """Word that a node goes away, in one of three ways; it may come true, early or late, or be taken back."""
+        living = [n for n in self.nodes.values() if n.alive]
+        if not living:
+            return
+        node, by = self.random.choice(living), self.random.choice(("drain", "drain", "exclude", "sigterm"))
+        notice_s = self.random.choice((1.0, 25.0, 120.0, float("inf"))) if by != "sigterm" else 25.0
+        there = [r.name for r in self.ranks.values() if r.node is node and r.alive]
+        member = self.random.choice(there) if there and by == "sigterm" else ""
+        if by == "drain":
+            node.drains = True
+            self._view()
+        needs_s = self.random.choice((0.1, 2.0, 30.0))
+        self.post(life.NodeLeaving(self.now, node.name, by, "made up", self.now + notice_s, needs_s, 1.0, member))
+        draw = self.random.random()
+        if draw < 0.4 and notice_s < float("inf"):
+            self.later(notice_s * self.random.choice((0.5, 1.0, 1.0)), self.kill_node, node.name)
+        elif draw < 0.7 and by != "sigterm":
+            self.later(self.random.random() * 20.0, self._taken_back, node, by)
+
+    def _taken_back(self, node: NodeMachine, by: str) -> None:
+        if by == "drain":
+            node.drains = False
+            self._view()
+        self.post(life.NodeStaying(self.now, node.name, by))
 
     def join(self) -> None:
         self._add_node(len(self.nodes))
@@ -119,6 +147,7 @@ class Cluster(World):
         trouble, span = self.trouble, 3.0 + self.step_s * self.until_step * 1.5
         acts = [self.kill_rank] * trouble.rank_kills + [self.kill_node] * trouble.node_kills
         acts += [self.kill_store] * trouble.store_kills + [self.join] * trouble.joins + [self.ask] * trouble.requests
+        acts += [self.notice] * trouble.notices
         for act in acts:
             self.later(self.random.random() * span * self.random.choice((0.3, 1.0, 1.0, 4.0)), act)
         for _ in range(2):  # so that the world allows an end: nodes come in late

@@ -110,6 +110,8 @@ class Run(Rounds):
                 self._feed(rounds.EndReached(command.step))
         elif isinstance(command, life.CloseIncident):
             self._incident(command.incident)
+        elif isinstance(command, life.CloseNotice):
+            self.evacuations.append(command.evacuation)
         elif isinstance(command, life.MakeDurable):
             if not self.finishing:
                 self.finishing = True

@@ -29,6 +29,8 @@ class Trouble:
     store_kills: int = 0
     joins: int = 0
     requests: int = 0
+    notices: int = 0
+    """Nodes that are told to go away: they do so at their deadline, or the word is taken back."""
     slots_refused: float = 0.0
     seals_failed: float = 0.0
     uploads_failed: float = 0.0
@@ -68,6 +70,7 @@ class NodeMachine:
     domain: str
     alive: bool = True
     store: StoreProcess | None = None
+    drains: bool = False
 
 
 @dataclass(slots=True)
@@ -127,6 +130,7 @@ class World:
         self.stop_asked_at: float | None = None
         self.ended: life.EndRun | None = None
         self.incidents: list[Any] = []
+        self.evacuations: list[Any] = []
         self.queue_until = 0.0
         self.tick_at: float | None = None
         self.restores: list[tuple[int, int]] = []
@@ -189,6 +193,7 @@ def _trouble(draw: random.Random) -> Trouble:
         store_kills=some(1, 0.25),
         joins=some(2, 0.3),
         requests=some(3, 0.5),
+        notices=some(3, 0.3),
         slots_refused=rate(0.5, 0.2),
         seals_failed=rate(0.3, 0.2),
         uploads_failed=rate(1.0, 0.2),

@@ -24,7 +24,7 @@ FIELDS = {
     },
     "FailureConfig": {
         "max_failures_without_progress", "max_user_errors", "unwind_timeout_s", "form_timeout_s", "wait_for_workers_s",
-        "wait_for_cluster_s", "probe_timeout_s",
+        "wait_for_cluster_s", "probe_timeout_s", "notice_s",
     },
     "RunConfig": {"name", "storage_path", "snapshots", "failures", "seed", "worker_runtime_env"},
 }  # fmt: skip

@@ -1,0 +1,107 @@
+"""Word that nodes go away leads to one decision at a boundary, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import psutil
+import ray
+from support.cluster import TestCluster, until, when
+
+from elastic.observe.audit import audit_run
+from elastic.storage.blob_store import open_store
+
+PREEMPTION = 2
+
+
+def drain(cluster: TestCluster, node: str, within_s: float) -> None:
+    """What an autoscaler does before it takes a node away; Ray itself takes nothing away then."""
+    gcs = ray._raylet.GcsClient(address=cluster.cluster.address)
+    accepted, why = gcs.drain_node(node, PREEMPTION, "test", int((time.time() + within_s) * 1000))
+    assert accepted, why
+
+
+def rank_on(cluster: TestCluster, node: str) -> psutil.Process:
+    """The process of the one rank on ``node``."""
+    raylet = psutil.Process(cluster.nodes[node].all_processes["raylet"][0].process.pid)
+    (found,) = [p for p in raylet.children() if p.cmdline() and p.cmdline()[0].startswith("ray::Rank")]
+    return found
+
+
+def nodes_of(status: dict[str, Any]) -> list[str]:
+    return sorted(member["node"] for member in status["members"].values())
+
+
+def clean(result: Any, run: str) -> None:
+    """Nothing was lost, repeated or skipped."""
+    assert result.error is None
+    assert (result.incidents, result.steps_lost) == ((), 0)
+    found = audit_run(open_store(result.storage), run)
+    assert found is not None
+    assert (found.audit.repeated, found.audit.skipped, found.audit.faults) == (0, 0, ())
+
+
+def test_signals_drains_and_exclusions_move_ranks_away_without_losing_a_step(
+    cluster: TestCluster, trainer: Any
+) -> None:
+    cluster.ensure(4)
+    handle = trainer(name="notices", config={"step_s": 0.05}, workers=(1, 4)).start()
+    status = when(handle, lambda s: s["world_size"] == 4 and s["step"] >= 5, 60, "four ranks")
+
+    taken_back, told, *drained = nodes_of(status)
+    handle.exclude(taken_back)
+    when(handle, lambda s: any(n["leaving"] for n in s["node_list"]), 10, "the exclusion")
+    handle.readmit(taken_back)
+    status = when(handle, lambda s: s["notices"], 10, "the end of the notice")
+    assert (status["notices"][0]["purpose"], status["generation"]) == ("cancelled", 1)
+
+    process = rank_on(cluster, told)
+    os.kill(process.pid, signal.SIGTERM)
+    status = when(handle, lambda s: len(s["notices"]) == 2, 30, "the move off the node")
+    assert (status["world_size"], status["generation"]) == (3, 2)
+    assert told not in nodes_of(status)
+    until(lambda: not process.is_running(), 10, "the process that was told to end")
+    handle.readmit(told)
+    status = when(handle, lambda s: s["world_size"] == 4 and s["phase"] == "running", 40, "the node to be used again")
+    generation = status["generation"]
+
+    for node in drained:
+        drain(cluster, node, 60.0)
+        time.sleep(0.7)  # what is tested is that they come apart
+    status = when(handle, lambda s: len(s["notices"]) == 3, 40, "the move off both nodes")
+    assert (status["world_size"], status["generation"]) == (2, generation + 1), "staggered drains are one decision"
+    assert not {*drained} & {*nodes_of(status)}
+    handle.stop()
+    result = handle.wait()
+    for node in drained:
+        cluster.kill_node(node, "notices")
+
+    clean(result, "notices")
+    _, *moved = result.notices
+    assert [(n["by"], n["purpose"]) for n in moved] == [("sigterm", "shrink"), ("drain", "shrink")]
+    assert sorted(moved[1]["nodes"]) == sorted(drained)
+    assert all(0 < n["out_s"] < 25 for n in moved), moved
+
+
+def test_a_drain_without_another_place_waits_for_one_until_just_before_the_deadline(
+    cluster: TestCluster, trainer: Any
+) -> None:
+    cluster.ensure(4)
+    handle = trainer(name="no-place", config={"step_s": 0.05}, workers=4, interval=300.0).start()
+    status = when(handle, lambda s: s["world_size"] == 4 and s["step"] >= 5, 60, "four ranks")
+    doomed = nodes_of(status)[0]
+    drain(cluster, doomed, 12.0)
+    when(handle, lambda s: (s["snapshot_remote_step"] or 0) > 0, 12, "a durable snapshot at once")
+    status = when(handle, lambda s: s["phase"] == "gathering", 20, "everybody out before the deadline")
+    assert doomed not in nodes_of(status)
+    cluster.kill_node(doomed, "no-place")
+    cluster.add_node()
+    when(handle, lambda s: s["phase"] == "running" and s["generation"] == 2, 40, "the run to go on")
+    handle.stop()
+    result = handle.wait()
+    clean(result, "no-place")
+    assert [(n["by"], n["purpose"]) for n in result.notices] == [("drain", "leave")]
+    assert result.notices[0]["out_s"] < 12
