@@ -36,6 +36,7 @@ class Chronicle:
         self.step = 0
         self.step_s = 0.0
         self.samples = 0
+        self.last_restore: dict[str, Any] | None = None
         self.entry_step = 0
         self._began_at: float | None = None
         self._first_step_at: float | None = None
@@ -95,6 +96,12 @@ class Chronicle:
                 restore.tier if restore else "",
             )
         )
+
+    def restored(self, generation: int, report: Mapping[str, Any]) -> None:
+        """Rank 0 has restored its state: how, and what was not as it was saved."""
+        self.last_restore = dict(report)
+        if self._generations and self._generations[-1].generation == generation:
+            self._generations[-1] = replace(self._generations[-1], restored_how=str(report.get("text", "")))
 
     def measured(
         self, generation: int, samples: int, rows: Sequence[tuple[int, float, dict[str, float]]], at: float
@@ -208,6 +215,7 @@ class Chronicle:
             "began_at_step": self._restored_step,
             "world_size": len(state.ranks) if state.phase != life.GATHERING else 0,
             "mesh": str(state.mesh) if state.mesh else "",
+            "restored": self.last_restore,
             "mesh_reason": self._generations[-1].reason if self._generations else "",
             "spares": sum(member.phase == WARM for member in state.members.values()),
             "target": state.target,

@@ -30,7 +30,7 @@ from actors.notices import NoticeShell
 from actors.observer import Observer
 from actors.rank_orders import GenerationOrder, RankEvent
 from actors.rendezvous import Rendezvous
-from actors.resume import what_is_durable
+from actors.resume import how_to_restore, start_of, what_is_durable
 from actors.rounds import RoundShell
 from actors.uploads import Uploaded, UploadShell
 from actors.watch import kill
@@ -67,7 +67,9 @@ class Controller:
         self.chronicle = Chronicle(self.name, spec.run.storage_path)
         self.rounds = RoundShell(self._round_ended, self._before_commit)
         self.members = Members(spec, self.post, self.rank_said, self.store_said)
-        self.uploads = UploadShell(lambda: self.members.stores, self._uploaded, self._upload_failed, spec.run.snapshots)
+        self.uploads = UploadShell(
+            lambda: self.members.stores, self._uploaded, self._upload_failed, spec.run.snapshots, spec.versions
+        )
         self.cadence = Cadence(spec.run.snapshots, spec.scaling.min_workers, now(), self.journal.note)
         self.notices = NoticeShell(
             self.post, self.chronicle.boundary_takes_s, self.journal.note, spec.run.failures.notice_s
@@ -98,11 +100,15 @@ class Controller:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(None, what_is_durable, self.store, self.name)
+            snapshots = found.snapshots
+            if not snapshots and (start := self.spec.run.start_from):
+                mode = self.spec.run.restore.mode
+                snapshots = (await loop.run_in_executor(None, start_of, start, mode, self.store, self.name),)
         except ElasticError as error:
             self._finish(life.EndRun("failed", str(error), kind="refused"), error)
             return
         state = self.machine.state
-        self.machine.state = life.resumed(state, found.generation, found.snapshots)
+        self.machine.state = life.resumed(state, found.generation, snapshots)
         self.journal.generation = found.generation
         resources = await loop.run_in_executor(None, head_pin)
         self._rendezvous_actor = Rendezvous.options(  # type: ignore[attr-defined]
@@ -232,6 +238,7 @@ class Controller:
         self.chronicle.began(command, tuple(nodes), now())
         self.cadence.resized(now(), len(set(nodes)))
         assert self.rendezvous is not None
+        how = how_to_restore(self.spec.run, command.restore)
         for rank, name in enumerate(command.ranks):
             order = GenerationOrder(
                 generation=command.generation,
@@ -240,6 +247,7 @@ class Controller:
                 rendezvous=self.rendezvous,
                 restore=command.restore,
                 hold=command.hold,
+                how=how,
                 local_rank=nodes[:rank].count(nodes[rank]),
                 local_world_size=nodes.count(nodes[rank]),
             )
@@ -277,10 +285,13 @@ class Controller:
                 generation=generation,
                 member=member,
                 step=event.step,
-                mode=event.mode,
+                mode=event.report.get("mode", ""),
                 seconds=event.took_s,
                 bytes=dict(event.restored_from),
+                report=dict(event.report),
             )
+            if self.machine.state.rank_of(member) == 0:
+                self.chronicle.restored(generation, event.report)
         elif event.kind == "departed":
             if event.metrics:
                 self.chronicle.measured(generation, event.samples, event.metrics, at)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from actors.entry import EntryPoint
@@ -19,6 +20,8 @@ class ControllerSpec:
     entry: EntryPoint
     config: Any
     runtime_env: dict[str, Any] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """What the driver knows of the versions that snapshots are made with: what the user named, the code."""
 
     @property
     def limits(self) -> Limits:

@@ -19,6 +19,7 @@ from actors.watch import kill
 from elastic.config import RunConfig, ScalingConfig
 from elastic.errors import ClusterError, ElasticError, InternalError
 from elastic.result import Result
+from elastic.snapshot.made_with import code_of
 from elastic.storage.blob_store import open_store
 
 log = logging.getLogger("elastic.launch")
@@ -122,7 +123,7 @@ def launch(
     if not ray.is_initialized():
         ray.init(namespace=NAMESPACE, include_dashboard=False, log_to_driver=False)
     runtime_env = {**(runtime_env or {}), **(run.worker_runtime_env or {})} or None
-    spec = ControllerSpec(scaling, run, entry, config, runtime_env)
+    spec = ControllerSpec(scaling, run, entry, config, runtime_env, {**code_of(entry.load()), **run.versions})
     try:
         controller = ControllerActor.options(
             name=controller_name(run.name),

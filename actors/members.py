@@ -104,6 +104,7 @@ class Members:
             seed=run.seed,
             rng=run.snapshots.rng,
             use_gpu=scaling.use_gpu,
+            versions=self._spec.versions,
         )
         actor: Any = None
         try:

@@ -29,6 +29,7 @@ from elastic.snapshot.arena import sweep_arenas
 from elastic.snapshot.collect import collect
 from elastic.snapshot.committer import commit_remote
 from elastic.snapshot.index import SnapshotIndex
+from elastic.snapshot.made_with import installed, of_objects
 from elastic.snapshot.manifest import FileRecord, SnapshotRef
 from elastic.snapshot.node_tier import NodeTier
 from elastic.snapshot.object_names import attempt_prefix
@@ -89,6 +90,12 @@ def _presence(index: SnapshotIndex) -> dict[str, bool]:
         "scaler": any(b'"_growth_tracker"' in tree for tree in index.objects.trees.values()),
         "rng": True,
     }
+
+
+def _versions(index: SnapshotIndex, given: Mapping[str, str]) -> dict[str, str]:
+    """What the snapshot is made with: what is installed here, what the state tells of itself, what the user named."""
+    found = {**installed(), "ray": ray.__version__, **of_objects(index.objects.of(0))}
+    return {**found, **{name: text for name, text in given.items() if text}}
 
 
 def versions() -> dict[str, str]:
@@ -238,7 +245,7 @@ class NodeStore:
             index,
             reports,
             files,
-            versions={**upload.versions, "elastic": elastic.__version__, "ray": ray.__version__},
+            versions=_versions(index, upload.versions),
             has=_presence(index),
             write_id=upload.write_id,
             committed_at_s=wall(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.entry import EntryPoint
+from elastic.config import RestoreConfig
 from elastic.errors import ElasticError
 from elastic.mesh import Mesh
 from elastic.protocol.shares import SlotRef
@@ -27,6 +28,7 @@ class RankSpec:
     seed: int
     rng: str
     use_gpu: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
     collective_timeout_s: float = 120.0
 
 
@@ -40,6 +42,8 @@ class GenerationOrder:
     rendezvous: tuple[str, int]
     restore: RestoreOrder | None
     hold: bool
+    how: RestoreConfig | None = None
+    """How to take up a snapshot that was there when the run was started; None for one of its own."""
     local_rank: int = 0
     local_world_size: int = 1
 
@@ -76,7 +80,7 @@ class RankEvent:
     samples: int = 0
     metrics: tuple[tuple[int, float, dict[str, float]], ...] = ()
     """For departed: rows of finished steps that were not collected before."""
-    mode: str = ""
-    """For restored: strict, training or weights."""
     restored_from: Mapping[str, int] = field(default_factory=dict)
     """For restored: bytes by place."""
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """For restored: the summary of the report, and in ``text`` one line of it."""

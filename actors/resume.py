@@ -6,12 +6,13 @@ import json
 from dataclasses import dataclass
 
 from elastic.clock import wall
-from elastic.errors import CorruptSnapshot
+from elastic.config import RestoreConfig, RunConfig, parse_start
+from elastic.errors import ConfigError, CorruptSnapshot
 from elastic.journal import PREFIX, decode
-from elastic.protocol.tiers import RemoteSnapshot
+from elastic.protocol.tiers import RemoteSnapshot, RestoreOrder
 from elastic.snapshot.manifest import SCHEMA
 from elastic.snapshot.reader import SnapshotCatalog
-from elastic.storage.blob_store import BlobStore
+from elastic.storage.blob_store import BlobStore, open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,41 @@ def what_is_durable(store: BlobStore, run: str) -> Durable:
     store.check()
     store.put_if_absent(f"{run}/run.json", json.dumps({"schema": SCHEMA, "run": run, "created_at_s": wall()}).encode())
     refs = SnapshotCatalog(store, run).list()
-    snapshots = tuple(RemoteSnapshot(ref.attempt, ref.step) for ref in refs)
+    snapshots = tuple(RemoteSnapshot(ref.attempt, ref.step, earlier=True) for ref in refs)
     return Durable(snapshots, _last_generation(store, run))
+
+
+def how_to_restore(run: RunConfig, order: RestoreOrder | None) -> RestoreConfig | None:
+    """How the ranks take up what they are ordered to restore: as configured what was there when the run was started,
+    strictly what it committed since (None). With ``start_from`` the configuration is meant for that snapshot, and the
+    run's own from an earlier start are taken up strictly."""
+    if order is None or not order.earlier:
+        return None
+    if run.start_from and not order.other_run:
+        return RestoreConfig(accept_versions=run.restore.accept_versions)
+    return run.restore
+
+
+def start_of(start_from: str, mode: str, store: BlobStore, run: str) -> RemoteSnapshot:
+    """The snapshot of another run to begin with. Raises ConfigError if there is none.
+
+    Weights alone begin a new count of steps, so their snapshot stands for step 0; everything else goes on counting.
+    """
+    storage, other, which = parse_start(start_from)
+    if other == run and storage in ("", store.url):
+        raise ConfigError("start_from", start_from, "is this run itself; leave it out to resume")
+    place = open_store(storage) if storage else store
+    refs = SnapshotCatalog(place, other).list()
+    if which != "latest":
+        refs = [ref for ref in refs if which in (str(ref.step), ref.snapshot_id, ref.directory)] or [
+            ref for ref in refs if not which.isdecimal() and ref.snapshot_id.startswith(which)
+        ]
+    if not refs:
+        what = "no snapshot" if which == "latest" else f"no snapshot {which!r}"
+        raise ConfigError("start_from", start_from, f"run {other!r} has {what} in {place.url}")
+    return RemoteSnapshot(
+        refs[0].attempt, 0 if mode == "weights" else refs[0].step, run=other, storage=storage, earlier=True
+    )
 
 
 def _last_generation(store: BlobStore, run: str) -> int:

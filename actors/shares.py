@@ -80,7 +80,7 @@ class StoreReader:
             return {}
 
     def _remote(self, snapshot: RemoteSnapshot) -> tuple[SnapshotIndex, BlobCopy, SnapshotRef]:
-        catalog = SnapshotCatalog(open_store(self.storage), self.run)
+        catalog = SnapshotCatalog(open_store(snapshot.storage or self.storage), snapshot.run or self.run)
         ref = next((ref for ref in catalog.list() if ref.attempt == snapshot.attempt), None)
         if ref is None:
             raise CorruptSnapshot(f"the snapshot of step {snapshot.step} is no longer there", self.storage)

@@ -32,7 +32,15 @@ import torch.nn.parallel
 from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec
 from actors.shares import StoreReader
 from elastic.clock import now
-from elastic.errors import ConfigError, CorruptSnapshot, ElasticError, ModelMismatch, RestoreError, SnapshotError
+from elastic.errors import (
+    ConfigError,
+    ElasticError,
+    ModelMismatch,
+    RestoreError,
+    SnapshotError,
+    TopologyMismatch,
+    VersionMismatch,
+)
 from elastic.gate import BoundaryGate, Interrupted
 from elastic.protocol.shares import StagedShare
 from elastic.run import BUILD_STEP, Run, RunContext, Stopped, set_current_run
@@ -40,6 +48,9 @@ from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.live_tier import Salvage
 from elastic.snapshot.restore import ChunkSource, RestoreReport
 from elastic.snapshot.rng import seed_everything
+
+_UNFIT = (ModelMismatch, VersionMismatch, TopologyMismatch)
+"""The snapshot is good and does not fit what the program attached: another one would not either."""
 
 _PEER_GONE = (
     "connection closed by peer",
@@ -80,7 +91,8 @@ class _Link:
     def restore_source(self) -> tuple[SnapshotIndex, ChunkSource, str] | None:
         if self.order.restore is None:
             return None
-        return self.thread.reader.open(self.order.restore)
+        index, source, tier = self.thread.reader.open(self.order.restore)
+        return index, source, self.order.restore.tier if tier == "node" else tier
 
     def formed_state(self, share_bytes: int, step: int) -> None:
         self.thread.tell(RankEvent("entered", self.generation, step, share_bytes=share_bytes))
@@ -107,8 +119,8 @@ class _Link:
                 self.generation,
                 report.step,
                 took_s=report.seconds,
-                mode=report.mode,
                 restored_from=dict(report.bytes_from),
+                report={**report.summary(), "text": str(report)},
             )
         )
 
@@ -194,6 +206,9 @@ class TrainThread:
                 self.spec.rng,
                 order.hold,
                 self._kept,
+                restore=order.how,
+                versions=self.spec.versions,
+                from_other_run=order.restore is not None and bool(order.restore.other_run),
             )
             run = self.run = Run(context, _Link(self, order), gate)
             set_current_run(run)
@@ -285,11 +300,9 @@ class TrainThread:
     def _failure(self, order: GenerationOrder, gate: BoundaryGate, error: BaseException) -> RankEvent:
         text = f"{type(error).__name__}: {error}".strip().rstrip(":")
         where = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        if isinstance(error, CorruptSnapshot) or (
-            isinstance(error, RestoreError) and not isinstance(error, ModelMismatch)
-        ):
+        if isinstance(error, RestoreError) and not isinstance(error, _UNFIT):
             cause = "unreadable"
-        elif isinstance(error, (ConfigError, SnapshotError, ModelMismatch)):
+        elif isinstance(error, (ConfigError, SnapshotError, *_UNFIT)):
             cause = "refused"
         else:
             cause = "error"

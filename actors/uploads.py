@@ -16,7 +16,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from actors.calls import answer, first_line
-from actors.node_store import Upload, versions
+from actors.node_store import Upload
 from elastic.clock import now, wall
 from elastic.config import SnapshotConfig
 from elastic.errors import CommitUnknown, ElasticError, SnapshotError
@@ -46,8 +46,10 @@ class UploadShell:
         on_commit: Callable[[Uploaded], None],
         on_failure: Callable[[str, str], None],
         config: SnapshotConfig,
+        versions: Mapping[str, str],
     ) -> None:
         self._stores, self._on_commit, self._on_failure, self._config = stores, on_commit, on_failure, config
+        self._versions = versions
         self._tasks: set[asyncio.Task[bool]] = set()
         self._newest: RoundState | None = None
         self._begun_step = self._done_step = -1
@@ -123,7 +125,7 @@ class UploadShell:
             raise SnapshotError(f"the shares of ranks {lost} are in no node's memory any more", state.attempt)
         snapshot_id = new_snapshot_id(wall(), secrets.token_hex(4))
         previous = None if self._config.synchronous else self.previous
-        upload = Upload(state.attempt, snapshot_id, state.step, secrets.token_hex(16), versions(), previous)
+        upload = Upload(state.attempt, snapshot_id, state.step, secrets.token_hex(16), self._versions, previous)
         using = [snapshot_directory(state.step, upload.snapshot_id)]
         using += [upload.previous.directory] if upload.previous else []
         self._directories += using

@@ -19,6 +19,7 @@ _HOME = {
     "Interrupted": "elastic.run",
     "Mixture": "elastic.data.mixture",
     "PackedDataset": "elastic.data.packing",
+    "RestoreConfig": "elastic.config",
     "Result": "elastic.result",
     "Run": "elastic.run",
     "RunConfig": "elastic.config",
@@ -38,6 +39,7 @@ __all__ = [
     "Interrupted",
     "Mixture",
     "PackedDataset",
+    "RestoreConfig",
     "Result",
     "Run",
     "RunConfig",
@@ -50,7 +52,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from elastic.config import FailureConfig, RunConfig, ScalingConfig, SnapshotConfig
+    from elastic.config import FailureConfig, RestoreConfig, RunConfig, ScalingConfig, SnapshotConfig
     from elastic.data.loader import Batch, ElasticLoader
     from elastic.data.mixture import Mixture
     from elastic.data.packing import PackedDataset

@@ -5,6 +5,7 @@ Names follow Ray Train where it has one, so that its users change an import. Sec
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -17,6 +18,12 @@ from elastic.mesh import MeshRule, check_rule, largest
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DURATION = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|steps?)?")
 _UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+Names = Literal["error", "report", "ignore"]
+"""What becomes of names that only one side has: the restore fails, they are listed in its report, or not even that."""
+
+VERSIONS_GIVEN = ("model", "tokenizer", "code", "container", "dependencies", "data")
+VERSIONS_ACCEPTED = (*VERSIONS_GIVEN, "torch", "python", "elastic")
 
 IntervalPolicy = Literal["auto", "young", "daly"]
 
@@ -203,6 +210,48 @@ class FailureConfig(_Config):
         return self
 
 
+class RestoreConfig(_Config):
+    """How a run takes up a snapshot that it finds when it is started. Recoveries within the run are always strict."""
+
+    mode: Literal["strict", "training", "weights"] = "strict"
+    """``strict``: the same trajectory, with everything that was saved, or an error. ``training``: weights, optimizer,
+    scheduler, scaler and the count of steps; the data begin anew. ``weights``: a warm start with those alone."""
+    accept_versions: tuple[str, ...] = ()
+    """Versions that may differ although the restore is strict: ``("torch", "code")``; ``dependencies`` is also torch,
+    python and elastic. The other modes report what differs and go on."""
+    missing_weights: Names | None = None
+    """For weights that the snapshot lacks: they keep what the program gave them. ``error`` in the modes ``strict`` and
+    ``training``, ``report`` in ``weights``."""
+    unexpected_weights: Names | None = None
+    """For weights that the snapshot has and the model has not; defaults as before."""
+    missing_optimizer: Names = "error"
+    """For state of optimizers, schedulers, scalers and other objects that the snapshot lacks; ``training`` only."""
+    unexpected_optimizer: Names = "error"
+    """For such state that only the snapshot has."""
+
+    @field_validator("accept_versions", mode="before")
+    @classmethod
+    def _check_accepted(cls, value: object) -> object:
+        names = (value,) if isinstance(value, str) else value
+        for name in names if isinstance(names, (list, tuple)) else ():
+            if name not in VERSIONS_ACCEPTED:
+                raise _Invalid("accept_versions", name, f"no version of that name; use {', '.join(VERSIONS_ACCEPTED)}")
+        return names
+
+    @model_validator(mode="after")
+    def _check(self) -> RestoreConfig:
+        for field in ("missing_weights", "unexpected_weights", "missing_optimizer", "unexpected_optimizer"):
+            value = getattr(self, field)
+            if self.mode == "strict" and value not in (None, "error"):
+                raise _Invalid(field, value, "a strict restore takes everything or fails; use mode='training'")
+        return self
+
+    def weights(self, field: str) -> Names:
+        """The choice for ``missing`` or ``unexpected`` weights, the mode's own where none was made."""
+        given: Names | None = getattr(self, f"{field}_weights")
+        return given or ("report" if self.mode == "weights" else "error")
+
+
 class RunConfig(_Config):
     """The run's identity and where its durable state lies. The same name and storage again: it resumes."""
 
@@ -214,6 +263,35 @@ class RunConfig(_Config):
     """Ray's ``runtime_env`` for the run's own processes, where they need more than the cluster's: ``env_vars``, say."""
     seed: int = 0
     """Seeds the derived generators of every rank."""
+    restore: RestoreConfig = RestoreConfig()
+    """How the snapshot is taken up that the run begins with: a mode, or a RestoreConfig. With ``start_from`` it is for
+    that snapshot; the run's own, when the same command is given again, are then taken up strictly."""
+    start_from: str | None = None
+    """A snapshot of another run to begin with, as long as this one has none: ``RUN``, ``STORAGE/RUN``, and ``@STEP`` or
+    ``@ID`` behind it for another than the newest. With ``restore="weights"`` the steps count from 0."""
+    versions: Mapping[str, str] = {}
+    """What the snapshots are made with, as far as only you know: model, tokenizer, container, data, dependencies, code.
+    A strict restore refuses other ones."""
+
+    @field_validator("restore", mode="before")
+    @classmethod
+    def _check_restore(cls, value: object) -> object:
+        return RestoreConfig(mode=value) if isinstance(value, str) else value
+
+    @field_validator("start_from")
+    @classmethod
+    def _check_start(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_start(value)
+        return value
+
+    @field_validator("versions")
+    @classmethod
+    def _check_versions(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name in value:
+            if name not in VERSIONS_GIVEN:
+                raise _Invalid("versions", name, f"use {', '.join(VERSIONS_GIVEN)}")
+        return value
 
     @field_validator("name")
     @classmethod
@@ -228,3 +306,21 @@ class RunConfig(_Config):
         if not value.strip():
             raise _Invalid("storage_path", value, "name a directory or s3://BUCKET/PREFIX")
         return value
+
+
+def parse_start(text: str) -> tuple[str, str, str]:
+    """(storage or empty, run, snapshot or ``latest``) of ``[STORAGE/]RUN[@STEP|ID]``. Raises ConfigError."""
+    place, _, which = text.partition("@") if "://" not in text else _after_scheme(text)
+    storage, _, run = place.rstrip("/").rpartition("/")
+    if not _NAME.fullmatch(run):
+        raise _Invalid("start_from", text, "name a run, as RUN, STORAGE/RUN or s3://BUCKET/PREFIX/RUN, then @STEP")
+    if storage and "://" not in storage:
+        storage = os.path.abspath(os.path.expanduser(storage))
+    elif place.startswith("/") and not storage:
+        storage = "/"
+    return storage, run, which or "latest"
+
+
+def _after_scheme(text: str) -> tuple[str, str, str]:
+    head, separator, which = text.rpartition("@")
+    return (head, separator, which) if separator and "/" not in which else (text, "", "")

@@ -11,7 +11,9 @@
     │   └── StorageError       the store does not answer, is full, or forbids it
     ├── RestoreError           the state asked for cannot be had as asked                     exit 5
     │   ├── CorruptSnapshot    a checksum or the coverage is wrong: tensor, chunk, file
-    │   └── ModelMismatch      the snapshot belongs to another model
+    │   ├── ModelMismatch      the snapshot belongs to another model
+    │   ├── VersionMismatch    it was made with other versions, and a strict restore was asked for
+    │   └── TopologyMismatch   it holds state of each rank of another mesh, and no rule for this one
     ├── ClusterError           not enough nodes, unlike versions, the run is not there        exit 6
     └── InternalError          a bug of ours; carries the story that led to it                exit 70
 
@@ -35,7 +37,9 @@ __all__ = [
     "RestoreError",
     "SnapshotError",
     "StorageError",
+    "TopologyMismatch",
     "TrainingFailed",
+    "VersionMismatch",
 ]
 
 
@@ -130,6 +134,14 @@ class CorruptSnapshot(RestoreError):
 
 class ModelMismatch(RestoreError):
     """The snapshot belongs to another model: names the tensors that differ."""
+
+
+class VersionMismatch(RestoreError):
+    """The snapshot was made with other versions than are here: names each with both."""
+
+
+class TopologyMismatch(RestoreError):
+    """State that differs from rank to rank was saved on another mesh, and no rule says what becomes of it here."""
 
 
 class ClusterError(ElasticError):

@@ -24,6 +24,8 @@ class GenerationReport:
     restored_step: int = 0
     restored_from: str = ""
     """``live``, ``node``, ``remote``, or empty for a fresh start."""
+    restored_how: str = ""
+    """The mode of the restore, and what was cast, not used, left as built or of another version, in words."""
 
 
 @dataclass(frozen=True, slots=True)

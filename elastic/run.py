@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, overload
 
 from elastic.clock import now
+from elastic.config import RestoreConfig
 from elastic.data.ledger import LedgerEntry, LedgerRow, encode_row
 from elastic.data.loader import Batch, ElasticLoader
 from elastic.errors import CaptureError, ConfigError, SnapshotError
@@ -23,6 +24,7 @@ from elastic.reduction_order import fix_bucket_layout
 from elastic.snapshot.capture import Attached
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.live_tier import BoundaryGuard, Salvage
+from elastic.snapshot.made_with import installed
 from elastic.snapshot.restore import ChunkSource, RestoreReport, restore
 from elastic.snapshot.rng import load_generators, saved_generators, seed_everything
 from elastic.snapshot.staging import Stager, capture_and_stage
@@ -56,6 +58,12 @@ class RunContext:
     """Wait at the first boundary for the snapshot of step 0."""
     kept: MutableMapping[str, Any] = field(default_factory=dict)
     """What ``Run.keep`` holds over generations: the process's own."""
+    restore: RestoreConfig | None = None
+    """How to take up what was committed before the run was started; None for what it committed itself: strictly."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """What only the driver knows of the versions that snapshots are made with."""
+    from_other_run: bool = False
+    """What is restored is a snapshot of another run, so that steps may count from 0."""
 
 
 class RunLink(Protocol):
@@ -157,8 +165,8 @@ class Run:
         ``load_state_dict``. Call it once in each call of the train function, after building and before ``run.steps``,
         with the same names on all ranks. Returns the restore's report, or None after a fresh start.
 
-        Raises ConfigError if called twice, CaptureError (key and type) for what cannot be saved, ModelMismatch if the
-        snapshot belongs to another model.
+        Raises ConfigError if called twice, CaptureError (key and type) for what cannot be saved, ModelMismatch,
+        VersionMismatch or TopologyMismatch if the snapshot cannot be taken up as ``RunConfig.restore`` says.
         """
         if self._attached is not None:
             raise ConfigError("attach", sorted(named), "call run.attach once, with everything that is state")
@@ -180,15 +188,26 @@ class Run:
                     "saved",
                     f"the snapshot has generator states of {index.mesh}, and this is {self.mesh}: use rng='derived'",
                 )
-            # Imported weights are all that their snapshot has: a warm start, told as such. Everything else is strict.
-            weights_only = bool(index.manifest) and not any(index.manifest["has"].values())
-            mode = "weights" if weights_only else "strict"
-            self.restored = replace(restore(self._attached, index, source, mode), tier=tier)
-            if weights_only:
-                self._step = index.step
-            log.info("restored step %d from %s, mode %s", index.step, tier, mode)
+            self.restored = self._restore(self._attached, index, source, tier)
+            log.info("restored %s", self.restored)
             self._link.restored(self.restored)
         return self.restored
+
+    def _restore(self, attached: Attached, index: SnapshotIndex, source: ChunkSource, tier: str) -> RestoreReport:
+        how, versions = self._context.restore, None
+        if how is None:
+            how = RestoreConfig()  # what this run committed itself, with the very same versions
+        else:
+            data = str(getattr(self._loader.dataset, "fingerprint", "")) if self._loader is not None else ""
+            given = {name: text for name, text in self._context.versions.items() if text}
+            versions = {**installed(), "data": data, **given}
+            # Imported weights are all that their snapshot has: a warm start, told as such.
+            if index.manifest and not any(index.manifest["has"].values()):
+                how = how.model_copy(update={"mode": "weights"})
+        report = replace(restore(attached, index, source, how, versions=versions), tier=tier)
+        if how.mode == "weights" and not self._context.from_other_run:
+            self._step = index.step  # else the snapshots to come would be older than this one
+        return report
 
     def _bind(self, loader: ElasticLoader) -> None:
         if self._loader is not None and self._loader is not loader:

@@ -30,6 +30,9 @@ def news(before: Status | None, after: Status) -> list[str]:
             f"generation {after['generation']}: {count(after['world_size'], 'rank')} ({after['mesh']}) "
             f"at step {after.get('began_at_step', after['step'])}{f'; {reason}' if 'spare' in reason else ''}"
         )
+    restored = after.get("restored")
+    if restored and restored != old.get("restored") and (restored["mode"] != "strict" or restored["notes"]):
+        lines.append(f"restored {restored['text']}")
     if after["phase"] != old.get("phase") and after["phase"] in _PHASES:
         lines.append(_PHASES[after["phase"]])
     lines += [f"alarm: {alarm}" for alarm in _fresh(old.get("alarms", []), after["alarms"])]

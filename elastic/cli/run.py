@@ -90,6 +90,22 @@ def run(
     keep: Annotated[
         int | None, typer.Option("--keep", help="Durable snapshots that are kept.", rich_help_panel=_SNAPSHOTS)
     ] = None,
+    restore: Annotated[
+        str | None,
+        typer.Option("--restore", help="strict, training or weights: what is taken up.", rich_help_panel=_SNAPSHOTS),
+    ] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            "--start-from", help="A new run begins with this: [STORAGE/]RUN[@STEP].", rich_help_panel=_SNAPSHOTS
+        ),
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept", metavar="VERSION", help="May differ although strict: code, torch, …", rich_help_panel=_SNAPSHOTS
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the ranks' generators.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="YAML or TOML; flags beat it.")] = None,
     assignments: Annotated[
@@ -111,6 +127,9 @@ def run(
         replicas=replicas,
         keep=keep,
         seed=seed,
+        restore=restore,
+        start_from=start_from,
+        accept=accept or (),
         gpu=gpu,
         assignments=assignments or (),
         address=address,
@@ -260,7 +279,9 @@ def _resumes(settings: RunSettings) -> str:
         if settings.address:
             return ""
         raise
-    return f", resumes from step {refs[0].step:,}" if refs else ", a new run"
+    start = settings.run.start_from
+    new = f", a new run from {start}" if start else ", a new run"
+    return f", resumes from step {refs[0].step:,}" if refs else new
 
 
 def follow(handle: RunHandle, display: PlainProgress) -> tuple[Result, bool]:

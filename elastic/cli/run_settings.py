@@ -140,6 +140,9 @@ def settings_from(
     replicas: int | None = None,
     keep: int | None = None,
     seed: int | None = None,
+    restore: str | None = None,
+    start_from: str | None = None,
+    accept: Sequence[str] = (),
     gpu: bool = False,
     assignments: Sequence[str] = (),
     address: str | None = None,
@@ -173,6 +176,14 @@ def settings_from(
     run["snapshots"] = snapshots
     if seed is not None:
         run["seed"] = seed
+    if start_from is not None:
+        run["start_from"] = start_from
+    if restore is not None or accept:
+        before = run.get("restore", {})
+        how = {"mode": before} if isinstance(before, str) else dict(before)
+        how |= {"mode": restore} if restore is not None else {}
+        how |= {"accept_versions": tuple(accept)} if accept else {}
+        run["restore"] = how
     run["name"] = name or run.get("name") or default_name(target)
     chosen = storage or run.get("storage_path")
     if chosen is None and address:

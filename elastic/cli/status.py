@@ -57,6 +57,8 @@ def lines(now: dict[str, Any]) -> list[str]:
         nodes = count(len({m["node"] for m in now["members"].values()}), "node")
         reason = now.get("mesh_reason", "")
         found.append(f"  mesh: {now['mesh']} on {nodes}{f' ({reason})' if reason else ''}")
+    if now.get("restored"):
+        found.append(f"  restored: {now['restored']['text']}")
     if now["interval"]:
         found.append(f"  interval: {now['interval']['reason']}")
     found += [f"  incident at {seconds(i['at_s'])}: {told(i)}" for i in now["incidents"][-5:]]

@@ -143,6 +143,11 @@ class ElasticLoader:
         self._block = _Block()
         self._drop_fetched()
 
+    def differences_from(self, state: Mapping[str, Any]) -> list[str]:
+        """Why this loader cannot go on from ``state``, in words; empty where it can. For a restore, which has to know
+        before it touches anything; the fingerprint is compared there, as a version of the data."""
+        return self._state().differences_from(LoaderState.from_tree(state))
+
     def close(self) -> None:
         """Stop the worker processes. The loader can be used again; ``fetch`` starts new ones."""
         self._drop_fetched()

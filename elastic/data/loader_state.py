@@ -118,22 +118,27 @@ class LoaderState:
                 "restore an older snapshot",
             ) from error
 
-    def check_continues(self, saved: LoaderState) -> None:
-        """Refuse to go on from ``saved`` with this loader if its order would not be the saved one's.
-
-        Raises RestoreError that names every field that differs, with both values. Fingerprints are compared only
-        if both datasets have one.
-        """
+    def differences_from(self, saved: LoaderState) -> list[str]:
+        """Every field that makes this loader's order another one than the saved one's, with both values; all but the
+        fingerprint, which is a version of the data."""
         fields = ["size", "seed", "shuffle", "global_batch_size", "numbered_epochs"]
-        if self.fingerprint and saved.fingerprint:
-            fields.append("fingerprint")
         pairs = [(name, getattr(saved, name), getattr(self, name)) for name in fields]
         mine, theirs = self.mixture, saved.mixture
         pairs += [
             (f"mixture {name}", theirs and getattr(theirs, name), mine and getattr(mine, name))
             for name in ("names", "sizes", "numbered_epochs")
         ]
-        differing = [f"{name} is {here!r}, was {there!r}" for name, there, here in pairs if here != there]
+        return [f"{name} is {here!r}, was {there!r}" for name, there, here in pairs if here != there]
+
+    def check_continues(self, saved: LoaderState) -> None:
+        """Refuse to go on from ``saved`` with this loader if its order would not be the saved one's.
+
+        Raises RestoreError that names every field that differs, with both values. Fingerprints are compared only
+        if both datasets have one.
+        """
+        differing = self.differences_from(saved)
+        if self.fingerprint and saved.fingerprint and self.fingerprint != saved.fingerprint:
+            differing.append(f"fingerprint is {self.fingerprint!r}, was {saved.fingerprint!r}")
         if differing:
             raise RestoreError(
                 f"the loader's state belongs to another order of samples: {'; '.join(differing)}",

@@ -29,10 +29,16 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSnapshot:
-    """A snapshot committed in durable storage, by its directory ``<step>-<id>/<attempt>``."""
+    """A snapshot committed in durable storage, by its attempt. ``step`` is the one that the run goes on from."""
 
     attempt: str
     step: int
+    run: str = ""
+    """The other run that it belongs to; empty for this one's own."""
+    storage: str = ""
+    """Where that run is stored, if not beside this one."""
+    earlier: bool = False
+    """It was there when the run was started; what the run commits itself has the very same versions and code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,16 @@ class RestoreOrder:
     @property
     def tier(self) -> str:
         return "remote" if self.node is None else "live" if self.node.live else "node"
+
+    @property
+    def earlier(self) -> bool:
+        """Whether what is restored was committed before this start of the run."""
+        return self.node is None and self.remote is not None and self.remote.earlier
+
+    @property
+    def other_run(self) -> str:
+        """The other run whose snapshot is restored; empty for this one's own."""
+        return self.remote.run if self.node is None and self.remote is not None else ""
 
     @property
     def attempt(self) -> str:

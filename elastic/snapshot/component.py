@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from elastic.snapshot.layout import Box, Layout, TensorSpec
+from elastic.snapshot.versions import VersionDifference
 
 MODEL, OPTIMIZER, SCHEDULER, SCALER, LOADER, OBJECT = "model", "optimizer", "scheduler", "scaler", "loader", "object"
 
@@ -61,6 +62,8 @@ class Differences:
     shapes: list[str] = field(default_factory=list)
     cast: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
+    versions: list[VersionDifference] = field(default_factory=list)
+    """Of the kind of an optimizer, or of the data."""
 
 
 class Component(Protocol):

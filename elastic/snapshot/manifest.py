@@ -34,6 +34,8 @@ VERSIONS = (
     "container",
     "dependencies",
     "data",
+    "optimizer",
+    "commit",
 )
 """What a snapshot was made with; a version that is not known is recorded as the empty string."""
 

@@ -25,6 +25,7 @@ from elastic.snapshot.object_state import lift, restored
 from elastic.snapshot.tensor_layout import describe, is_dtensor, local_part, spec_of, with_layout_of
 from elastic.snapshot.tensor_slots import TensorSlots
 from elastic.snapshot.tree import Encoded, encode_text
+from elastic.snapshot.versions import VersionDifference
 
 _NOT_OPTIONS = ("params", "param_names")
 
@@ -133,7 +134,7 @@ class OptimizerState:
             differences.unexpected += [label + name for name in options if name not in parameters]
         here, there = type(self.optimizer).__name__, tree.get("class")
         if here != there:  # state of another algorithm means nothing to this one
-            differences.others.append(f"{self.name} is {here} here and {there} in the snapshot")
+            differences.versions.append(VersionDifference(f"optimizer kind of {self.name}", str(there), here))
             return []
         held = [sorted(name for name in group["params"] if name in parameters) for group in groups]
         if [names for names in held if names] != [sorted(names) for names in self._params if names]:

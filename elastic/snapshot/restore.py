@@ -13,23 +13,28 @@ import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from elastic.errors import ConfigError, ModelMismatch
+from elastic.config import RestoreConfig
 from elastic.snapshot.capture import Attached
 from elastic.snapshot.chunk_table import ChunkTable
-from elastic.snapshot.component import RESTORED_KINDS, Component, Differences, Saved, Target
+from elastic.snapshot.component import RESTORED_KINDS, Differences, Saved, Target
 from elastic.snapshot.index import SnapshotIndex
+from elastic.snapshot.judge import Findings, judge, whole_components
 from elastic.snapshot.merge_objects import merged_objects
 from elastic.snapshot.names import listing
 from elastic.snapshot.restore_plan import WINDOW_BYTES, RestorePlan, plan_restore
 from elastic.snapshot.transfer import ChunkSource, Transfer
 from elastic.snapshot.tree import decode
+from elastic.snapshot.versions import VersionCheck, compare
 
 __all__ = ["ChunkSource", "RestoreReport", "restore"]
+
+MOST_NAMES = 20
+"""Names of a kind that the summary of a report lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +55,56 @@ class RestoreReport:
     dropped: tuple[str, ...] = ()
     new: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    """Versions that the snapshot or this process does not know, so that nobody compared them."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What was given to capture as ``extra``."""
+
+    def summary(self) -> dict[str, Any]:
+        """What a person should know of it, JSON-able and short whatever the size of the model."""
+        names = {"cast": self.cast, "dropped": self.dropped, "new": self.new}
+        return {
+            "step": self.step,
+            "mode": self.mode,
+            "tier": self.tier,
+            "bytes": self.restored_bytes,
+            "seconds": self.seconds,
+            **{what: [*found[:MOST_NAMES]] for what, found in names.items()},
+            "counts": {what: len(found) for what, found in names.items()},
+            "notes": list(self.notes),
+            "unchecked": list(self.unchecked),
+        }
+
+    def __str__(self) -> str:
+        """One line: the mode, and all that is not as it was saved."""
+        parts = [f"step {self.step}" + (f" from {self.tier}" if self.tier else "") + f", mode {self.mode}", *self.notes]
+        for what, found in (("cast", self.cast), ("not used", self.dropped), ("as built", self.new)):
+            if found:
+                parts.append(f"{what}: {listing(found)}")
+        if self.unchecked:
+            parts.append(f"versions that are not known and were not compared: {', '.join(self.unchecked)}")
+        return "; ".join(parts)
 
 
 def restore(
     attached: Attached,
     index: SnapshotIndex,
     source: ChunkSource,
-    mode: str = "strict",
+    how: RestoreConfig | str = "strict",
     window_bytes: int = WINDOW_BYTES,
+    versions: Mapping[str, str] | None = None,
 ) -> RestoreReport:
     """Restore ``attached`` from a snapshot that any number of ranks wrote; at most two windows are held besides it.
 
-    ``strict`` is everything or nothing. ``training`` leaves the data cursor alone and casts dtypes. ``weights``
-    restores modules only and reports names that one side lacks. Raises ModelMismatch with the names before anything
-    live is touched; CorruptSnapshot if chunks are missing or damaged, possibly midway: then ``attached.broken`` is set.
+    ``how`` is a mode or more: ``strict`` is everything or nothing, ``training`` leaves the data cursor alone and casts
+    dtypes, ``weights`` restores modules only and reports names that one side lacks. ``versions`` are those of this
+    process; None compares none. Raises ModelMismatch, VersionMismatch or TopologyMismatch with the names before
+    anything live is touched; CorruptSnapshot if chunks are missing or damaged, possibly midway: then
+    ``attached.broken`` is set.
     """
-    if mode not in RESTORED_KINDS:
-        raise ConfigError("mode", mode, f"use one of {', '.join(RESTORED_KINDS)}")
+    config = RestoreConfig(mode=how) if isinstance(how, str) else how
     with _collector_paused():
-        return _restore(attached, index, source, mode, window_bytes)
+        return _restore(attached, index, source, config, window_bytes, versions)
 
 
 @contextmanager
@@ -86,9 +120,14 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _restore(
-    attached: Attached, index: SnapshotIndex, source: ChunkSource, mode: str, window_bytes: int
+    attached: Attached,
+    index: SnapshotIndex,
+    source: ChunkSource,
+    config: RestoreConfig,
+    window_bytes: int,
+    versions: Mapping[str, str] | None,
 ) -> RestoreReport:
-    started = time.perf_counter()
+    started, mode = time.perf_counter(), config.mode
     same_mesh = index.mesh.axes == attached.mesh.axes
     whole = same_mesh and not attached.partial
     tree = (
@@ -98,11 +137,13 @@ def _restore(
     )
     saved = _by_component(index.table, tree["components"])
     chosen = [c for c in attached.components if c.kind in RESTORED_KINDS[mode] and c.name in saved]
-    differences = Differences()
-    targets = [target for component in chosen for target in component.plan(saved[component.name], differences)]
-    targets = _one_per_memory(targets, differences)
-    new, dropped = _whole_components(attached.components, saved, mode, differences)
-    _judge(differences, mode, index.step, bool(targets))
+    findings = Findings()
+    targets = [target for c in chosen for target in c.plan(saved[c.name], findings.of(c.kind))]
+    targets = _one_per_memory(targets, findings.weights)
+    whole_components(attached.components, saved, mode, findings)
+    check = VersionCheck() if versions is None else compare(index.versions, versions)
+    check = replace(check, differing=(*check.differing, *findings.versions))
+    notes = judge(findings, check, config, index.step, bool(targets))
     plan = plan_restore(index.table, [(target.name, target.box) for target in targets], window_bytes)
     planned = time.perf_counter()
     waited_s = _execute(attached, index, source, plan, targets, window_bytes)
@@ -126,10 +167,11 @@ def _restore(
             "copy": copied - planned - waited_s,
             "load": ended - copied,
         },
-        cast=tuple(differences.cast),
-        dropped=(*dropped, *differences.unexpected),
-        new=(*new, *differences.missing),
-        notes=(*differences.others, *(() if same_mesh else (f"objects of rank 0 of {index.mesh}",))),
+        cast=findings.cast,
+        dropped=(*findings.dropped, *findings.weights.unexpected, *findings.others.unexpected),
+        new=(*findings.new, *findings.weights.missing, *findings.others.missing),
+        notes=(*notes, *(() if same_mesh else (f"objects of rank 0 of {index.mesh}",))),
+        unchecked=check.unchecked,
         extra=tree.get("extra", {}),
     )
 
@@ -150,25 +192,6 @@ def _by_component(table: ChunkTable, trees: Mapping[str, Any]) -> dict[str, Save
     return {name: Saved(tensors[name], aliases[name], trees[name]) for name in trees}
 
 
-def _whole_components(
-    components: Sequence[Component], saved: Mapping[str, Saved], mode: str, differences: Differences
-) -> tuple[list[str], list[str]]:
-    """Attached objects without saved state and the other way round: differences, or news where the mode leaves them."""
-    wanted = RESTORED_KINDS[mode]
-    new = [c.name for c in components if c.kind not in wanted]
-    dropped = [c.name for c in components if c.kind not in wanted and c.name in saved]
-    differences.missing += [f"{c.name} (all of it)" for c in components if c.kind in wanted and c.name not in saved]
-    names = {c.name for c in components}
-    for name, state in saved.items():
-        kind = state.tree.get("kind") if isinstance(state.tree, dict) else None
-        if name not in names:
-            if kind in wanted:
-                differences.unexpected.append(f"{name} (all of it)")
-            else:
-                dropped.append(name)
-    return new, dropped
-
-
 def _one_per_memory(targets: Sequence[Target], differences: Differences) -> list[Target]:
     """``targets`` with tied ones once. What is tied here and has two values in the snapshot is a difference."""
     found: dict[object, Target] = {}
@@ -179,29 +202,6 @@ def _one_per_memory(targets: Sequence[Target], differences: Differences) -> list
         if first.name != target.name:
             differences.others.append(f"{first.name} and {target.name} are tied here and not in the snapshot")
     return list(found.values())
-
-
-def _judge(differences: Differences, mode: str, step: int, anything: bool) -> None:
-    """Raise ModelMismatch if ``mode`` does not allow these differences; one sentence with every kind of them."""
-    problems = []
-    if mode != "weights" or not anything:
-        if differences.missing:
-            problems.append(f"{len(differences.missing)} missing in the snapshot: {listing(differences.missing)}")
-        if differences.unexpected:
-            problems.append(f"{len(differences.unexpected)} not in this model: {listing(differences.unexpected)}")
-    if differences.shapes:
-        problems.append(f"{len(differences.shapes)} of another shape: {listing(differences.shapes)}")
-    if mode == "strict":
-        if differences.cast:
-            problems.append(f"{len(differences.cast)} of another dtype: {listing(differences.cast)}")
-        problems += differences.others
-    if problems:
-        raise ModelMismatch(
-            f"the snapshot of step {step} belongs to another model: {'; '.join(problems)}",
-            f"{mode} restore",
-            "use another run name for another model"
-            + ("" if mode == "weights" else ", or restore with mode='weights' for a warm start"),
-        )
 
 
 def _execute(

@@ -13,7 +13,7 @@ from support.simulated_ranks import mesh_of, take_snapshot
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
-from elastic.errors import ModelMismatch
+from elastic.errors import ModelMismatch, VersionMismatch
 from elastic.snapshot.capture import Attached
 from elastic.snapshot.node_tier import NodeTier
 from elastic.snapshot.restore import restore
@@ -165,10 +165,10 @@ def test_an_optimizer_of_another_kind_is_refused_when_strict_and_starts_anew_oth
     index, source = take_snapshot(tier, [Attached(first, mesh_of(1), 0)])
     second = {"model": model_of(1)}
     second["optimizer"] = torch.optim.SGD(second["model"].parameters(), lr=0.7)
-    with pytest.raises(ModelMismatch, match="optimizer is SGD here and Adam in the snapshot"):
+    with pytest.raises(VersionMismatch, match=r"optimizer kind of optimizer Adam → SGD.*bring the old optimizer back"):
         restore(Attached(second, mesh_of(1), 0), index, source)
     report = restore(Attached(second, mesh_of(1), 0), index, source, "training")
-    assert "optimizer is SGD here and Adam in the snapshot" in report.notes
+    assert report.notes == ("versions differ (mode training): optimizer kind of optimizer Adam → SGD",)
     assert not second["optimizer"].state
     assert second["optimizer"].param_groups[0]["lr"] == 0.7
 

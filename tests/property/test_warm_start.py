@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from elastic.config import RestoreConfig
 from elastic.gate import BoundaryGate
 from elastic.mesh import Mesh
 from elastic.run import Run, RunContext
@@ -40,7 +41,7 @@ def test_a_run_under_the_name_of_imported_weights_begins_with_them(tmp_path: Pat
 
     model = torch.nn.Linear(4, 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    context = RunContext("warm", 1, 0, Mesh((("dp", 1),)))
+    context = RunContext("warm", 1, 0, Mesh((("dp", 1),)), restore=RestoreConfig())
     run = Run(context, Link(SnapshotCatalog(store, "warm")), BoundaryGate())  # type: ignore[arg-type]
     report = run.attach(model=model, optimizer=optimizer)
 

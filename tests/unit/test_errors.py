@@ -22,7 +22,9 @@ from elastic.errors import (
     RestoreError,
     SnapshotError,
     StorageError,
+    TopologyMismatch,
     TrainingFailed,
+    VersionMismatch,
 )
 
 ONE_OF_EACH = [
@@ -32,7 +34,7 @@ ONE_OF_EACH = [
     DeterministicFailure(0, -1, "KeyError: 'x'", ""),
     *(kind("what", "where", "cure") for kind in
       (SnapshotError, CaptureError, CommitRefused, CommitUnknown, StorageError, RestoreError, CorruptSnapshot,
-       ModelMismatch)),
+       ModelMismatch, VersionMismatch, TopologyMismatch)),
     ClusterError("too few nodes", "add some"),
     InternalError("a key is missing", ("first", "second")),
 ]  # fmt: skip

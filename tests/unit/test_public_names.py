@@ -12,8 +12,9 @@ import elastic
 from elastic import config
 
 NAMES = {
-    "Batch", "ElasticLoader", "ElasticTrainer", "FailureConfig", "Interrupted", "Mixture", "PackedDataset", "Result",
-    "Run", "RunConfig", "ScalingConfig", "SnapshotConfig", "TokenDataset", "current_run", "declare", "write_tokens",
+    "Batch", "ElasticLoader", "ElasticTrainer", "FailureConfig", "Interrupted", "Mixture", "PackedDataset",
+    "RestoreConfig", "Result", "Run", "RunConfig", "ScalingConfig", "SnapshotConfig", "TokenDataset", "current_run",
+    "declare", "write_tokens",
 }  # fmt: skip
 
 FIELDS = {
@@ -26,7 +27,13 @@ FIELDS = {
         "max_failures_without_progress", "max_user_errors", "unwind_timeout_s", "form_timeout_s", "wait_for_workers_s",
         "wait_for_cluster_s", "probe_timeout_s", "notice_s",
     },
-    "RunConfig": {"name", "storage_path", "snapshots", "failures", "seed", "worker_runtime_env"},
+    "RestoreConfig": {
+        "mode", "accept_versions", "missing_weights", "unexpected_weights", "missing_optimizer", "unexpected_optimizer",
+    },
+    "RunConfig": {
+        "name", "storage_path", "snapshots", "failures", "seed", "worker_runtime_env", "restore", "start_from",
+        "versions",
+    },
 }  # fmt: skip
 
 
