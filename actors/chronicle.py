@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -165,12 +166,24 @@ class Chronicle:
         self._snapshots.append(report)
         return report
 
-    def durable(self, ref: SnapshotRef, seconds: float) -> None:
+    def metrics_of(self, step: int) -> dict[str, float]:
+        """What was reported in the step that ends at boundary ``step``, as far as it is a finite number."""
+        row = self._rows.get(step, {})
+        return {name: value for name, value in row.items() if name not in ("step", "step_s") and math.isfinite(value)}
+
+    def durable(self, ref: SnapshotRef, seconds: float, parts_s: Mapping[str, float], written_bytes: int) -> None:
         """A snapshot was committed in durable storage."""
         self._newest_durable = ref
         for index in range(len(self._snapshots) - 1, -1, -1):
             if self._snapshots[index].attempt == ref.attempt:
-                self._snapshots[index] = replace(self._snapshots[index], remote=True, upload_s=seconds)
+                known = self._snapshots[index]
+                self._snapshots[index] = replace(
+                    known,
+                    remote=True,
+                    upload_s=seconds,
+                    written_bytes=written_bytes,
+                    parts_s={**known.parts_s, **parts_s},
+                )
                 break
 
     def notice_over(self, story: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -68,7 +69,12 @@ class Controller:
         self.rounds = RoundShell(self._round_ended, self._before_commit)
         self.members = Members(spec, self.post, self.rank_said, self.store_said)
         self.uploads = UploadShell(
-            lambda: self.members.stores, self._uploaded, self._upload_failed, spec.run.snapshots, spec.versions
+            lambda: self.members.stores,
+            self._uploaded,
+            self._upload_failed,
+            self._metrics_of,
+            spec.run.snapshots,
+            spec.versions,
         )
         self.cadence = Cadence(spec.run.snapshots, spec.scaling.min_workers, now(), self.journal.note)
         self.notices = NoticeShell(
@@ -414,6 +420,7 @@ class Controller:
         if synchronous and not uploading:
             self.rounds.release(state.attempt, state.generation)
         self.cadence.captured(at, state.step, report.stall_s, uploading)
+        self.journal.note("snapshot", **report.trace())
         self.journal.note("write", seconds=report.drain_s, tier="node")
         self.cadence.observe(Written(at, max(report.drain_s, 1e-6)))
         self.post(
@@ -427,12 +434,26 @@ class Controller:
 
     def _uploaded(self, uploaded: Uploaded) -> None:
         ref, at = uploaded.ref, now()
-        self.chronicle.durable(ref, uploaded.seconds)
-        self.journal.note("durable", attempt=ref.attempt, step=ref.step, directory=ref.directory)
+        self.chronicle.durable(ref, uploaded.seconds, uploaded.parts_s, uploaded.written_bytes)
+        self.journal.note(
+            "durable",
+            attempt=ref.attempt,
+            step=ref.step,
+            directory=ref.directory,
+            parts_s=dict(uploaded.parts_s),
+            written_bytes=uploaded.written_bytes,
+            referenced_bytes=uploaded.referenced_bytes,
+        )
         self.journal.note("write", seconds=uploaded.seconds, tier="remote")
         self.cadence.observe(Written(at, uploaded.seconds, "remote"))
         self._waited_for(ref.attempt)
         self.post(life.RemoteCommitted(at, RemoteSnapshot(ref.attempt, ref.step)))
+
+    async def _metrics_of(self, step: int) -> Mapping[str, float]:
+        """What was reported in the step that ends at boundary ``step``; it may not have been collected yet."""
+        if step > self.chronicle.step:
+            await self.observer.collect()
+        return self.chronicle.metrics_of(step)
 
     def _waited_for(self, attempt: str) -> None:
         """Ranks that wait for a synchronous snapshot go on: it is durable, or it will not be and that was told."""

@@ -57,7 +57,15 @@ class Members:
     async def _run_store(self, node: str) -> None:
         run = self._spec.run
         snapshots = run.snapshots
-        spec = StoreSpec(run.name, node, snapshots.arena_directory, snapshots.checksum, run.storage_path)
+        spec = StoreSpec(
+            run.name,
+            node,
+            snapshots.arena_directory,
+            snapshots.checksum,
+            run.storage_path,
+            snapshots.max_uploads_in_flight,
+            snapshots.upload_bytes_per_s,
+        )
         try:
             actor = NodeStoreActor.options(
                 name=store_name(run.name, node),

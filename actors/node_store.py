@@ -25,6 +25,7 @@ from actors.terminate import on_sigterm
 from elastic.clock import now, wall
 from elastic.errors import ElasticError, SnapshotError
 from elastic.protocol.shares import ShareReport, SlotRef, StagedShare
+from elastic.retention import parse
 from elastic.snapshot.arena import sweep_arenas
 from elastic.snapshot.collect import collect
 from elastic.snapshot.committer import commit_remote
@@ -33,8 +34,8 @@ from elastic.snapshot.made_with import installed, of_objects
 from elastic.snapshot.manifest import FileRecord, SnapshotRef
 from elastic.snapshot.node_tier import NodeTier
 from elastic.snapshot.object_names import attempt_prefix
-from elastic.snapshot.retention import keep_last
 from elastic.storage.blob_store import open_store
+from elastic.storage.paced_blobs import Pace, PacedBlobs
 
 log = logging.getLogger("elastic.store")
 
@@ -51,6 +52,8 @@ class StoreSpec:
     arena_directory: str
     checksum: str
     storage: str
+    max_in_flight: int = 1
+    upload_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,8 @@ class NodeStore:
         self.outbox = Outbox()
         sweep_arenas(spec.arena_directory, ARENA_PREFIX)  # of stores that were killed on this machine
         path = arena_path(spec.arena_directory, spec.run, spec.node)
-        self.tier = NodeTier(path, algorithm=spec.checksum)
+        self.tier = NodeTier(path, algorithm=spec.checksum, max_in_flight=spec.max_in_flight)
+        self._pace = Pace(spec.upload_bytes_per_s) if spec.upload_bytes_per_s is not None else None
         self._generation = 0
         self._peers: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -221,12 +225,18 @@ class NodeStore:
     def upload(self, upload: Upload, ranks: tuple[int, ...], number: int) -> list[FileRecord]:
         """Write the packs of ``ranks`` and this node's chunk table, as the ``number``-th store that does."""
         prefix = attempt_prefix(self.spec.run, upload.step, upload.snapshot_id, upload.attempt)
-        return self.tier.upload(
-            upload.attempt, open_store(self.spec.storage), prefix, node=number, ranks=ranks, previous=upload.previous
-        )
+        store = open_store(self.spec.storage)
+        if self._pace is not None:
+            store = PacedBlobs(store, self._pace)
+        return self.tier.upload(upload.attempt, store, prefix, node=number, ranks=ranks, previous=upload.previous)
 
     def commit_durable(
-        self, upload: Upload, places: Mapping[int, str], reports: tuple[ShareReport, ...], files: tuple[FileRecord, ...]
+        self,
+        upload: Upload,
+        places: Mapping[int, str],
+        reports: tuple[ShareReport, ...],
+        files: tuple[FileRecord, ...],
+        metrics: Mapping[str, float],
     ) -> SnapshotRef:
         """Manifest, then marker, for shares that all stores have uploaded. Run by one store for all, so that tables
         never pass through the controller. May be called again with the same arguments after CommitUnknown."""
@@ -251,15 +261,16 @@ class NodeStore:
             committed_at_s=wall(),
             previous=upload.previous,
             writers=tuple(sorted(set(places.values()))),
+            metrics=metrics,
         )
 
-    def retain(self, keep: int, in_flight: tuple[str, ...]) -> list[str]:
-        """Let go of all but the newest ``keep`` durable snapshots and sweep, but for the directories of what is on its
-        way and refers to them. Returns the names of what was deleted."""
+    def retain(self, keep: int | str, in_flight: tuple[str, ...]) -> list[str]:
+        """Let go of the durable snapshots that the rules ``keep`` do not keep and sweep, but for the directories of
+        what is on its way and refers to them. Returns the names of what was deleted."""
         report = collect(
             open_store(self.spec.storage),
             self.spec.run,
-            keep_last(keep),
+            parse(keep),
             now_s=wall(),
             in_flight=in_flight,
             generation=self._generation,

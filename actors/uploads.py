@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,25 +31,32 @@ FINAL_TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """A durable commit. ``seconds`` from the order to the marker."""
+    """A durable commit. ``seconds`` from the order to the marker, ``parts_s`` of it for packs and for the commit;
+    bytes that were written anew, and that older snapshots held."""
 
     ref: SnapshotRef
     seconds: float
+    parts_s: Mapping[str, float]
+    written_bytes: int
+    referenced_bytes: int
 
 
 class UploadShell:
-    """``on_commit`` gets every durable commit, ``on_failure`` the reason of every upload that failed."""
+    """``on_commit`` gets every durable commit, ``on_failure`` the reason of every upload that failed; ``metrics_of``
+    answers what the run reported in a step."""
 
     def __init__(
         self,
         stores: Callable[[], Mapping[str, Any]],
         on_commit: Callable[[Uploaded], None],
         on_failure: Callable[[str, str], None],
+        metrics_of: Callable[[int], Awaitable[Mapping[str, float]]],
         config: SnapshotConfig,
         versions: Mapping[str, str],
     ) -> None:
         self._stores, self._on_commit, self._on_failure, self._config = stores, on_commit, on_failure, config
         self._versions = versions
+        self._metrics_of = metrics_of
         self._tasks: set[asyncio.Task[bool]] = set()
         self._newest: RoundState | None = None
         self._begun_step = self._done_step = -1
@@ -107,18 +114,18 @@ class UploadShell:
     async def _upload(self, state: RoundState) -> bool:
         started = now()
         try:
-            ref = await self._perform(state)
+            uploaded = await self._perform(state, started)
         except (ElasticError, RayError, KeyError, OSError) as error:
             self.last_failure = f"step {state.step} did not become durable: {first_line(error)}"
             log.warning("%s; training goes on", self.last_failure)
             self._on_failure(state.attempt, self.last_failure)
             return False
         if state.step > self._done_step:
-            self._done_step, self.previous = state.step, ref
-        self._on_commit(Uploaded(ref, now() - started))
+            self._done_step, self.previous = state.step, uploaded.ref
+        self._on_commit(uploaded)
         return True
 
-    async def _perform(self, state: RoundState) -> SnapshotRef:
+    async def _perform(self, state: RoundState, started: float) -> Uploaded:
         stores = self._stores()
         owners = {rank: next((n for n in nodes if n in stores), "") for rank, nodes in state.places.items()}
         if lost := [rank for rank, node in owners.items() if not node]:
@@ -130,7 +137,7 @@ class UploadShell:
         using += [upload.previous.directory] if upload.previous else []
         self._directories += using
         try:
-            ref, leader = await self._write(state, upload, owners, stores)
+            uploaded, leader = await self._write(state, upload, owners, stores, started)
         finally:
             for directory in using:
                 self._directories.remove(directory)
@@ -138,11 +145,11 @@ class UploadShell:
             await answer(leader.retain.remote(self._config.keep, tuple(self._directories)))
         except (ElasticError, RayError) as error:
             log.warning("old snapshots were not removed: %s", first_line(error))
-        return ref
+        return uploaded
 
     async def _write(
-        self, state: RoundState, upload: Upload, owners: Mapping[int, str], stores: Mapping[str, Any]
-    ) -> tuple[SnapshotRef, Any]:
+        self, state: RoundState, upload: Upload, owners: Mapping[int, str], stores: Mapping[str, Any], started: float
+    ) -> tuple[Uploaded, Any]:
         """Packs and tables by the stores that hold them, then manifest and marker by one of them."""
         by_node: dict[str, list[int]] = {}
         for rank, node in owners.items():
@@ -153,11 +160,20 @@ class UploadShell:
                 for number, (node, ranks) in enumerate(sorted(by_node.items()))
             )
         )
+        packed = now()
         leader = stores[owners[min(owners)]]
         reports = tuple(state.reports[rank] for rank in sorted(state.reports))
-        arguments = (upload, owners, reports, tuple(record for part in files for record in part))
+        records = tuple(record for part in files for record in part)
+        arguments = (upload, owners, reports, records, dict(await self._metrics_of(state.step)))
         try:
             ref: SnapshotRef = await answer(leader.commit_durable.remote(*arguments))
         except CommitUnknown:
             ref = await answer(leader.commit_durable.remote(*arguments))
-        return ref, leader
+        ended = now()
+        return Uploaded(
+            ref,
+            ended - started,
+            {"upload": packed - started, "commit": ended - packed},
+            sum(record.written_bytes for record in records),
+            sum(record.referenced_bytes for record in records),
+        ), leader

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from elastic.errors import ConfigError
 from elastic.mesh import MeshRule, check_rule, largest
+from elastic.retention import Retention, parse
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DURATION = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|steps?)?")
@@ -140,8 +141,11 @@ class SnapshotConfig(_Config):
     leaves it in node memory, ``coalesce`` sends the newest when one has arrived, ``block`` takes no snapshot before."""
     synchronous: bool = False
     """Training waits at each snapshot until it is durable, whole and checked; for short experiments."""
-    keep: int = 3
-    """Durable snapshots that are kept; older ones are removed after a newer one is committed."""
+    keep: int | str = 3
+    """Durable snapshots that are kept, others are removed after a newer one is committed: a number, or rules of
+    ``elastic.retention`` with ``|`` between them, as ``"keep_last(3) | every_hours(24) | best(2, 'loss')"``."""
+    upload_bytes_per_s: float | None = None
+    """The most that each node sends to durable storage; None: as fast as it can."""
     checksum: Literal["xxh3_128", "blake3", "sha256"] = "xxh3_128"
     arena_directory: str = "/dev/shm"
     """Where node memory is mapped; a directory on a local disk also works, at the disk's speed."""
@@ -157,9 +161,23 @@ class SnapshotConfig(_Config):
             return value
         return _positive("interval", value)
 
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _check_keep(cls, value: Any) -> Any:
+        """Kept as a text or a number, whatever it was given as: rules themselves cannot cross processes."""
+        if isinstance(value, Retention):
+            return str(value)
+        if not isinstance(value, (int, str)):
+            return value
+        try:
+            parse(value)
+        except ConfigError as error:
+            raise _Invalid("keep", value, error.cure) from None
+        return int(value) if isinstance(value, str) and value.strip().isdigit() else value
+
     @model_validator(mode="after")
     def _check(self) -> SnapshotConfig:
-        for field in ("mtbf_s", "remote_every", "keep", "max_uploads_in_flight"):
+        for field in ("mtbf_s", "remote_every", "max_uploads_in_flight", "upload_bytes_per_s"):
             if (value := getattr(self, field)) is not None and value != "auto":
                 _positive(field, value)
         return self

@@ -69,7 +69,15 @@ class SnapshotReport:
     remote: bool = False
     upload_s: float = 0.0
     parts_s: dict[str, float] = field(default_factory=dict)
-    """The trace: capture, plan and copy are the stall; hash and replicate the drain; the longest of any rank each."""
+    """The trace: capture, plan and copy are the stall; hash and replicate the drain, the longest of any rank each;
+    upload and commit what made it durable."""
+    written_bytes: int = 0
+    """Of ``nbytes`` what durable storage did not hold yet."""
+
+    def trace(self) -> dict[str, Any]:
+        """What the journal keeps when the snapshot is committed in node memory."""
+        names = ("attempt", "step", "purpose", "generation", "nbytes", "copies", "stall_s", "drain_s", "parts_s")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)

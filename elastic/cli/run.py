@@ -88,7 +88,8 @@ def run(
         int | None, typer.Option("--replicas", help="Copies on a peer node: 0 or 1.", rich_help_panel=_SNAPSHOTS)
     ] = None,
     keep: Annotated[
-        int | None, typer.Option("--keep", help="Durable snapshots that are kept.", rich_help_panel=_SNAPSHOTS)
+        str | None,
+        typer.Option("--keep", help="Durable snapshots that are kept: N, or rules with |.", rich_help_panel=_SNAPSHOTS),
     ] = None,
     restore: Annotated[
         str | None,

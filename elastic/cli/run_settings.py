@@ -138,7 +138,7 @@ def settings_from(
     mesh: Sequence[str] = (),
     interval: str | None = None,
     replicas: int | None = None,
-    keep: int | None = None,
+    keep: str | None = None,
     seed: int | None = None,
     restore: str | None = None,
     start_from: str | None = None,

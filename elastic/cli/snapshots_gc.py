@@ -19,8 +19,8 @@ from elastic.cli.output import count, print_json, say
 from elastic.cli.snapshots_find import WHICH, AsJson, Found, RunName, Storage, find
 from elastic.cli.snapshots_text import age, size
 from elastic.errors import ConfigError
+from elastic.retention import Retention, best, every_hours, every_steps, everything, keep_last
 from elastic.snapshot.object_names import parse_key
-from elastic.snapshot.retention import Retention, best, every_hours, every_steps, everything, keep_last
 
 if TYPE_CHECKING:
     from elastic.snapshot.collect import CollectionReport

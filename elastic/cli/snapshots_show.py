@@ -35,11 +35,53 @@ def show(
     ref = found.one(which)
     manifest, index = found.catalog.manifest(ref), found.catalog.open(ref)
     boxes = written_boxes(index.table)
+    trace = trace_of(found, ref)
     if as_json:
-        print_json(to_json(found, ref, manifest, index, boxes))
+        print_json({**to_json(found, ref, manifest, index, boxes), "trace": trace})
         return
     for text in lines(found, ref, manifest, index, boxes, tensors):
         print(text)
+    for text in trace_lines(trace):
+        print(text)
+
+
+STALL, DRAIN = ("capture", "plan", "copy"), ("hash", "replicate", "upload", "commit")
+
+
+def trace_of(found: Found, ref: SnapshotRef) -> dict[str, Any]:
+    """Where the time of the snapshot went, as the run's journal tells; empty for one that no run took."""
+    from elastic.observe.history import journal_records
+
+    trace: dict[str, Any] = {}
+    for record in journal_records(found.store, found.run, []):
+        if record.get("attempt") != ref.attempt or record["kind"] not in ("snapshot", "durable"):
+            continue
+        parts = {**trace.get("parts_s", {}), **record.get("parts_s", {})}
+        names = ("purpose", "nbytes", "copies", "stall_s", "written_bytes", "referenced_bytes")
+        trace |= {name: record[name] for name in names if name in record} | {"parts_s": parts}
+    return trace
+
+
+def trace_lines(trace: dict[str, Any]) -> list[str]:
+    """The trace in words: stall and drain apart."""
+    if not trace:
+        return []
+    parts = trace["parts_s"]
+
+    def told(names: tuple[str, ...]) -> str:
+        return ", ".join(f"{name} {parts[name] * 1e3:.3g} ms" for name in names if name in parts)
+
+    text = []
+    if "stall_s" in trace:
+        on = f", on {count(trace['copies'], 'node')} each" if trace["copies"] > 1 else ""
+        text.append(
+            f"  stall of training: {trace['stall_s'] * 1e3:.3g} ms for {size(trace['nbytes'])}{on}: {told(STALL)}"
+        )
+    if drained := told(DRAIN):
+        new = f"; {size(trace['written_bytes'])} written" if "written_bytes" in trace else ""
+        new += f", {size(trace['referenced_bytes'])} referred to" if trace.get("referenced_bytes") else ""
+        text.append(f"  beside training: {drained}{new}")
+    return text
 
 
 def to_json(

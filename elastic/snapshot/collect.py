@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elastic.errors import RestoreError
+from elastic.retention import Candidate, Retention
 from elastic.snapshot.manifest import Manifest, SnapshotRef, canonical_json
 from elastic.snapshot.object_names import (
     DROPPED,
@@ -24,7 +25,6 @@ from elastic.snapshot.object_names import (
     snapshots_prefix,
 )
 from elastic.snapshot.reader import SnapshotCatalog
-from elastic.snapshot.retention import Candidate, Retention
 from elastic.storage.blob_store import BlobStore
 
 GRACE_S = 3600.0

@@ -10,8 +10,11 @@ import pytest
 from support.cluster import TestCluster, when
 from support.seaweed import seaweed
 
+from elastic.cli.snapshots_find import Found
+from elastic.cli.snapshots_show import trace_lines, trace_of
 from elastic.errors import StorageError
 from elastic.observe.audit import audit_run
+from elastic.observe.history import journal_records
 from elastic.snapshot.reader import SnapshotCatalog
 from elastic.storage.blob_store import open_store
 
@@ -67,11 +70,37 @@ def test_a_synchronous_snapshot_is_durable_before_the_next_step(
 ) -> None:
     cluster.ensure(4)
     result = trainer(
-        name="sync", config={"steps": 12, "step_s": 0.3}, workers=2, interval="4 steps", synchronous=True
+        name="sync",
+        config={"steps": 12, "step_s": 0.3},
+        workers=2,
+        interval="4 steps",
+        synchronous=True,
+        keep="keep_last(1) | best(1, 'loss')",
+        upload_bytes_per_s=4 << 20,
     ).fit()
     assert result.error is None
     periodic = [snapshot for snapshot in result.snapshots if snapshot.purpose == "periodic"]
     assert periodic
     assert periodic[0].step >= 4
     assert all(snapshot.remote and snapshot.upload_s > 0 for snapshot in result.snapshots)
-    assert {"capture", "copy", "hash", "replicate"} <= set(periodic[0].parts_s)
+    assert {"capture", "copy", "hash", "replicate", "upload", "commit"} <= set(periodic[0].parts_s)
+    assert periodic[0].written_bytes > 0
+
+    store = open_store(result.storage)
+    catalog = SnapshotCatalog(store, "sync")
+    kept = {ref.step: catalog.manifest(ref) for ref in catalog.list()}
+    best_step = min((row["loss"], row["step"]) for row in result.metrics if row["step"] in kept)[1]
+    assert {12, best_step} == set(kept), "the newest and the one with the smallest loss"
+    losses = {row["step"]: row["loss"] for row in result.metrics}
+    assert all(manifest.metrics["loss"] == losses[step] for step, manifest in kept.items())
+
+    told = [record for record in journal_records(store, "sync") if record["kind"] in ("snapshot", "durable")]
+    assert {record["attempt"] for record in told if record["kind"] == "snapshot"} == {
+        record["attempt"] for record in told if record["kind"] == "durable"
+    }
+    ref = catalog.list()[0]
+    trace = trace_of(Found(store, "sync", catalog, catalog.list()), ref)
+    assert {"capture", "copy", "hash", "replicate", "upload", "commit"} <= set(trace["parts_s"])
+    stall, drain = trace_lines(trace)
+    assert stall.startswith("  stall of training: ")
+    assert drain.startswith("  beside training: ")

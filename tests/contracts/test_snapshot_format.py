@@ -19,11 +19,11 @@ import xxhash
 from support.made_snapshots import RUN, SnapshotMaker, assert_holds
 
 from elastic.errors import CommitRefused
+from elastic.retention import keep_last
 from elastic.snapshot.collect import collect
 from elastic.snapshot.committer import commit_remote
 from elastic.snapshot.manifest import VERSIONS, FileRecord
 from elastic.snapshot.reader import SnapshotCatalog
-from elastic.snapshot.retention import keep_last
 from elastic.snapshot.verify import verify
 from elastic.storage.blob_store import BlobStore
 from elastic.storage.local_blobs import LocalBlobs

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from support.made_snapshots import RUN, SnapshotMaker, assert_holds
 
+from elastic.retention import best, every_steps, keep_last
 from elastic.snapshot.collect import collect, pin, unpin
 from elastic.snapshot.manifest import SnapshotRef
 from elastic.snapshot.object_names import attempt_prefix, new_snapshot_id
 from elastic.snapshot.reader import SnapshotCatalog
-from elastic.snapshot.retention import best, every_steps, keep_last
 from elastic.storage.blob_store import Buffer
 from elastic.storage.memory_blobs import MemoryBlobs
 

@@ -9,6 +9,7 @@ import pytest
 
 from elastic.config import FailureConfig, RunConfig, ScalingConfig, SnapshotConfig, parse_interval
 from elastic.errors import ConfigError
+from elastic.retention import best, every_hours, keep_last
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,10 @@ from elastic.errors import ConfigError
         (lambda: SnapshotConfig(interval="0s"), "interval", 0.0, "finite number above 0"),
         (lambda: SnapshotConfig(mtbf_s=0), "mtbf_s", 0, "finite number above 0"),
         (lambda: SnapshotConfig(keep=0), "keep", 0, "finite number above 0"),
+        (lambda: SnapshotConfig(keep="keep_last(0)"), "keep", "keep_last(0)", "finite number above 0"),
+        (lambda: SnapshotConfig(keep="newest(3)"), "keep", "newest(3)", "use a number, or keep_last(3) |"),
+        (lambda: SnapshotConfig(keep=2.5), "keep", 2.5, "integer"),
+        (lambda: SnapshotConfig(upload_bytes_per_s=0), "upload_bytes_per_s", 0, "finite number above 0"),
         (lambda: SnapshotConfig(replicas=3), "replicas", 3, "0 or 1"),
         (lambda: SnapshotConfig(checksum="md5"), "checksum", "md5", "xxh3_128"),
         (lambda: SnapshotConfig(rng="none"), "rng", "none", "derived"),
@@ -97,3 +102,9 @@ def test_a_rank_takes_a_cpu_and_with_gpu_also_a_gpu() -> None:
     assert ScalingConfig().resources == {"CPU": 1}
     assert ScalingConfig(use_gpu=True).resources == {"CPU": 1, "GPU": 1}
     assert ScalingConfig(resources_per_worker={"CPU": 2}, use_gpu=True).resources == {"CPU": 2}
+
+
+def test_what_is_kept_may_be_a_number_a_text_or_rules() -> None:
+    assert SnapshotConfig(keep="4").keep == 4
+    rules = keep_last(3) | every_hours(24) | best(2, "loss", largest=True)
+    assert SnapshotConfig(keep=rules).keep == str(rules) == SnapshotConfig(keep=str(rules)).keep

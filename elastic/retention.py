@@ -4,10 +4,14 @@ A rule answers for each snapshot whether it keeps it; what any rule keeps stays.
 snapshots and the newest restorable one stay too (see collect).
 
     keep_last(3) | every_steps(1000) | every_hours(24) | best(2, "loss")
+
+The same text in a configuration file is read by ``parse``.
 """
 
 from __future__ import annotations
 
+import ast
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -88,10 +92,42 @@ everything = Retention(lambda found: [True] * len(found), "everything")
 """All: nothing is ever dropped."""
 
 
+RULES: dict[str, Callable[..., Retention]] = {
+    "keep_last": keep_last,
+    "every_steps": every_steps,
+    "every_hours": every_hours,
+    "best": best,
+}
+
+
+def parse(text: str | int) -> Retention:
+    """The rule that ``text`` writes: a number stands for ``keep_last``. Raises ConfigError for anything else."""
+    try:
+        return _read(ast.parse(str(text).strip(), mode="eval").body)
+    except (SyntaxError, ValueError, TypeError) as error:
+        cure = "use a number, or keep_last(3) | every_steps(1000) | every_hours(24) | best(2, 'loss') | everything"
+        raise ConfigError("keep", text, f"{cure} ({getattr(error, 'msg', error)})") from None
+
+
+def _read(node: ast.expr) -> Retention:
+    """Read, never run: only the names of the rules, constants and ``|`` have a meaning."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _read(node.left) | _read(node.right)
+    if isinstance(node, ast.Name) and node.id in ("pinned", "everything"):
+        return pinned if node.id == "pinned" else everything
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in RULES:
+        options = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in node.keywords}
+        return RULES[node.func.id](*map(ast.literal_eval, node.args), **options)
+    value = ast.literal_eval(node)
+    if type(value) is not int:
+        raise ValueError(f"{ast.unparse(node)} is no rule")
+    return keep_last(value)
+
+
 def _firsts(groups: Sequence[float]) -> list[bool]:
     return [i == 0 or group != groups[i - 1] for i, group in enumerate(groups)]
 
 
 def _positive(field: str, value: float) -> None:
-    if not value > 0:
-        raise ConfigError(field, value, "give a number above 0")
+    if isinstance(value, bool) or not 0 < value < math.inf:
+        raise ConfigError(field, value, "use a finite number above 0")
