@@ -19,8 +19,10 @@ KEYS = {
     "incremental": {"uploaded_over_changed", "unchanged_speedup"},
     "online_interval": {"worst_points", "most_changes"},
     "interval_models": {"worst_z"},
+    "recovery": {"rank_kill"},
+    "goodput": {"ours", "ray_train"},
 }
-NO_SCRIPTS = {"engine_run"}
+NO_SCRIPTS = {"engine_run", "failing_runs", "step_log", "toy_job"}
 """Parts that the scripts share."""
 
 
