@@ -67,10 +67,28 @@ def train(config: dict[str, Any]) -> None:
         dist.all_reduce(total)
         run.report(loss=total / run.world_size)
         act(config.get("faults", ()), run)
+        defuse(config.get("bomb"))
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
         time.sleep(config.get("step_s", 0.0))
+
+
+def defuse(bomb: str | None) -> None:
+    """Do what the file ``bomb`` says, if there is one, on the rank that takes it away first."""
+    if bomb is None or not os.path.exists(bomb):
+        return
+    taken = f"{bomb}-{os.getpid()}"
+    try:
+        os.rename(bomb, taken)
+    except FileNotFoundError:
+        return
+    with open(taken) as file:
+        text = file.read()
+    os.remove(taken)
+    if text == "exit":
+        os._exit(3)
+    raise ValueError(text)
 
 
 def act(faults: Any, run: elastic.Run) -> None:
