@@ -111,6 +111,7 @@ class Members:
             storage=run.storage_path,
             seed=run.seed,
             rng=run.snapshots.rng,
+            rng_on_resize=run.snapshots.rng_on_resize,
             use_gpu=scaling.use_gpu,
             versions=self._spec.versions,
         )

@@ -27,6 +27,7 @@ class RankSpec:
     storage: str
     seed: int
     rng: str
+    rng_on_resize: str = "refuse"
     use_gpu: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     collective_timeout_s: float = 120.0

@@ -204,6 +204,7 @@ class TrainThread:
                 order.mesh,
                 self.spec.seed,
                 self.spec.rng,
+                self.spec.rng_on_resize,
                 order.hold,
                 self._kept,
                 restore=order.how,

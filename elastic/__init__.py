@@ -27,6 +27,7 @@ _HOME = {
     "SnapshotConfig": "elastic.config",
     "TokenDataset": "elastic.data.token_files",
     "current_run": "elastic.run",
+    "per_rank": "elastic.snapshot.per_rank",
     "declare": "elastic.snapshot.declared",
     "write_tokens": "elastic.data.token_files",
 }
@@ -48,6 +49,7 @@ __all__ = [
     "TokenDataset",
     "current_run",
     "declare",
+    "per_rank",
     "write_tokens",
 ]
 
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from elastic.result import Result
     from elastic.run import Interrupted, Run, current_run
     from elastic.snapshot.declared import declare
+    from elastic.snapshot.per_rank import per_rank
     from elastic.trainer import ElasticTrainer
 
 

@@ -151,7 +151,10 @@ class SnapshotConfig(_Config):
     """Where node memory is mapped; a directory on a local disk also works, at the disk's speed."""
     rng: Literal["derived", "saved"] = "derived"
     """``derived`` seeds every generator from (seed, step, coordinate) at each boundary, so no rank's loss takes RNG
-    state with it; ``saved`` keeps the generators' own states, for the same mesh only."""
+    state with it; ``saved`` keeps the generators' own states, each rank's for its place on the mesh."""
+    rng_on_resize: Literal["refuse", "derive"] = "refuse"
+    """What becomes of ``saved`` generators on another mesh: the restore is refused, or each rank's are seeded once,
+    from (seed, step, coordinate), and go on from there."""
 
     @field_validator("interval")
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, overload
 
@@ -25,6 +25,7 @@ from elastic.snapshot.capture import Attached
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.live_tier import BoundaryGuard, Salvage
 from elastic.snapshot.made_with import installed
+from elastic.snapshot.per_rank import OnResize, RankPlace
 from elastic.snapshot.restore import ChunkSource, RestoreReport, restore
 from elastic.snapshot.rng import load_generators, saved_generators, seed_everything
 from elastic.snapshot.staging import Stager, capture_and_stage
@@ -54,6 +55,7 @@ class RunContext:
     mesh: Mesh
     seed: int = 0
     rng: str = "derived"
+    rng_on_resize: str = "refuse"
     hold: bool = False
     """Wait at the first boundary for the snapshot of step 0."""
     kept: MutableMapping[str, Any] = field(default_factory=dict)
@@ -110,6 +112,7 @@ class Run:
         self._attached: Attached | None = None
         self._guard: BoundaryGuard | None = None
         self._generators: Mapping[str, Any] | None = None
+        self._derive_once = False
         self._loader: ElasticLoader | None = None
         self._device_mesh: Any = None
         self._step = 0
@@ -182,11 +185,13 @@ class Run:
         found = self._link.restore_source()
         if found is not None:
             index, source, tier = found
-            if self._context.rng == "saved" and index.mesh != self.mesh:
+            derives = self._context.rng_on_resize == "derive"
+            if self._context.rng == "saved" and index.mesh != self.mesh and not derives:
                 raise ConfigError(
                     "rng",
                     "saved",
-                    f"the snapshot has generator states of {index.mesh}, and this is {self.mesh}: use rng='derived'",
+                    f"the snapshot has generator states of {index.mesh}, and this is {self.mesh}: use "
+                    "rng_on_resize='derive', or rng='derived'",
                 )
             self.restored = self._restore(self._attached, index, source, tier)
             log.info("restored %s", self.restored)
@@ -204,7 +209,7 @@ class Run:
             # Imported weights are all that their snapshot has: a warm start, told as such.
             if index.manifest and not any(index.manifest["has"].values()):
                 how = how.model_copy(update={"mode": "weights"})
-        report = replace(restore(attached, index, source, how, versions=versions), tier=tier)
+        report = replace(restore(attached, index, source, how, versions=versions, live=tier == "live"), tier=tier)
         if how.mode == "weights" and not self._context.from_other_run:
             self._step = index.step  # else the snapshots to come would be older than this one
         return report
@@ -222,6 +227,15 @@ class Run:
     def _data_size(self) -> int:
         return self.mesh.place(DATA_AXES, self.coordinate)[1]
 
+    @property
+    def elastic_on_resize(self) -> OnResize:
+        """What becomes of saved generators on another mesh; all else of the run's own is equal on all ranks."""
+        return self._derive_generators if self._context.rng_on_resize == "derive" else "refuse"
+
+    @staticmethod
+    def _derive_generators(states: Sequence[Mapping[str, Any]], place: RankPlace) -> dict[str, Any]:
+        return {**states[0], "generators": None, "derive": True}
+
     def state_dict(self) -> dict[str, Any]:
         """The run's own counters: part of every snapshot, so that step and weights cannot part."""
         state: dict[str, Any] = {"step": self._step, "seed": self.seed}
@@ -233,6 +247,7 @@ class Run:
         """Take the counters of a snapshot."""
         self._step = int(state["step"])
         self._generators = state.get("generators")
+        self._derive_once = bool(state.get("derive"))
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
@@ -301,6 +316,8 @@ class Run:
         self._guard.mark()
         if self._context.rng == "saved" and self._generators is not None:
             load_generators(self._generators)
+        elif self._derive_once:
+            seed_everything(self.seed, self._step, self.coordinate)
         self._publish_share_bytes()
         if self._context.hold:
             self._gate.will_hold(self._step)

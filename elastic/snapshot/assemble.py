@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 
 from elastic.errors import CommitRefused, CorruptSnapshot
 from elastic.mesh import Mesh
@@ -27,6 +28,7 @@ def index_of_headers(attempt: str, headers: Mapping[int, ShareHeader], snapshot_
     algorithm = first.table.algorithm
     digests = [digest_objects(header.objects, algorithm) for header in ordered]
     trees = dict(zip(digests, (header.objects for header in ordered)))
+    _check_alike(digests, trees, f"attempt {attempt}")
     return SnapshotIndex(
         point.step,
         attempt,
@@ -36,3 +38,21 @@ def index_of_headers(attempt: str, headers: Mapping[int, ShareHeader], snapshot_
         ChunkTable.concat([header.table for header in ordered]),
         ObjectTrees(tuple(digests), trees),
     )
+
+
+def _check_alike(ranks: Sequence[str], trees: Mapping[str, bytes], where: str) -> None:
+    """Raise CommitRefused if a tensor that counts as replicated is not alike on all ranks: each wrote a part of it."""
+    seen: dict[tuple[str, str], tuple[int, str]] = {}
+    for digest, tree in trees.items() if len(trees) > 1 else ():
+        if b'"samples":' not in tree:
+            continue
+        rank = ranks.index(digest)
+        for component, samples in json.loads(tree).get("samples", {}).items():
+            for name, sample in samples.items():
+                first, expected = seen.setdefault((component, name), (rank, sample))
+                if sample != expected:
+                    raise CommitRefused(
+                        f"{name} of {component!r} differs between ranks {first} and {rank}, and would be saved as one",
+                        where,
+                        f"make it equal on all ranks, or attach it as {component}=elastic.per_rank({component})",
+                    )

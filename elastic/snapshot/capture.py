@@ -23,6 +23,7 @@ from elastic.snapshot.layout import Box, Layout
 from elastic.snapshot.module_state import ModuleState
 from elastic.snapshot.object_state import ObjectState
 from elastic.snapshot.optimizer_state import OptimizerState
+from elastic.snapshot.per_rank import PerRank
 from elastic.snapshot.save_plan import SaveShare, plan_key, plan_share
 from elastic.snapshot.tensor_layout import local_part
 from elastic.snapshot.tree import encode
@@ -85,6 +86,9 @@ class Attached:
         self._refresh()
         assert self._tensors is not None
         tree = {"components": {c.name: c.tree() for c in self.components}, "extra": dict(extra or {})}
+        samples = {c.name: found for c in self.components if isinstance(c, ObjectState) and (found := c.samples())}
+        if samples:
+            tree["samples"] = samples
         return Captured(self._tensors, self._key, encode(tree, "attached"))
 
     def share(self) -> SaveShare:
@@ -137,6 +141,16 @@ class Attached:
     def _component(self, name: str, value: object) -> Component:
         if not name.isidentifier():
             raise CaptureError(f"{name!r} is not a name that state can be attached under", name, "use an identifier")
+        if isinstance(value, PerRank):
+            inner = self._component(name, value.value)
+            if not isinstance(inner, ObjectState) or hasattr(value.value, "differences_from"):
+                raise CaptureError(
+                    f"{type(value.value).__qualname__} knows its own layout and cannot be attached with per_rank",
+                    name,
+                    "attach it as it is; elastic.declare tells the boxes of plain tensors",
+                )
+            inner.per_rank, inner.on_resize = True, value.on_resize
+            return inner
         if isinstance(value, nn.Module):
             module = ModuleState(name, value, self.mesh, self.rank)
             self._modules.append(module)

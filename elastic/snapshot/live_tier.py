@@ -158,6 +158,9 @@ class Salvage:
         """The salvage, or why there is none."""
         if reason := guard.why_not():
             return None, reason
+        own = [c.name for c in attached.components if isinstance(c, ObjectState) and c.per_rank]
+        if own:
+            return None, f"{', '.join(own)} is state of each rank for itself, and that of the lost rank is gone"
         guard.rewind()
         try:
             captured = attached.capture()

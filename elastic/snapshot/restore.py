@@ -26,6 +26,7 @@ from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.judge import Findings, judge, whole_components
 from elastic.snapshot.merge_objects import merged_objects
 from elastic.snapshot.names import listing
+from elastic.snapshot.rank_objects import settle
 from elastic.snapshot.restore_plan import WINDOW_BYTES, RestorePlan, plan_restore
 from elastic.snapshot.transfer import ChunkSource, Transfer
 from elastic.snapshot.tree import decode
@@ -93,18 +94,20 @@ def restore(
     how: RestoreConfig | str = "strict",
     window_bytes: int = WINDOW_BYTES,
     versions: Mapping[str, str] | None = None,
+    live: bool = False,
 ) -> RestoreReport:
     """Restore ``attached`` from a snapshot that any number of ranks wrote; at most two windows are held besides it.
 
     ``how`` is a mode or more: ``strict`` is everything or nothing, ``training`` leaves the data cursor alone and casts
     dtypes, ``weights`` restores modules only and reports names that one side lacks. ``versions`` are those of this
-    process; None compares none. Raises ModelMismatch, VersionMismatch or TopologyMismatch with the names before
-    anything live is touched; CorruptSnapshot if chunks are missing or damaged, possibly midway: then
-    ``attached.broken`` is set.
+    process; None compares none. ``live``: the snapshot is that of survivors, numbered among themselves.
+
+    Raises ModelMismatch, VersionMismatch or TopologyMismatch with the names before anything live is touched;
+    CorruptSnapshot if chunks are missing or damaged, possibly midway: then ``attached.broken`` is set.
     """
     config = RestoreConfig(mode=how) if isinstance(how, str) else how
     with _collector_paused():
-        return _restore(attached, index, source, config, window_bytes, versions)
+        return _restore(attached, index, source, config, window_bytes, versions, live)
 
 
 @contextmanager
@@ -126,6 +129,7 @@ def _restore(
     config: RestoreConfig,
     window_bytes: int,
     versions: Mapping[str, str] | None,
+    live: bool,
 ) -> RestoreReport:
     started, mode = time.perf_counter(), config.mode
     same_mesh = index.mesh.axes == attached.mesh.axes
@@ -135,8 +139,10 @@ def _restore(
         if whole
         else merged_objects(index.objects, attached.rank if same_mesh else 0)
     )
+    chosen = [c for c in attached.components if c.kind in RESTORED_KINDS[mode] and c.name in tree["components"]]
+    tree, places, as_built = settle(tree, index, chosen, attached.mesh, attached.rank, live)
+    chosen = [component for component in chosen if component.name not in as_built]
     saved = _by_component(index.table, tree["components"])
-    chosen = [c for c in attached.components if c.kind in RESTORED_KINDS[mode] and c.name in saved]
     findings = Findings()
     targets = [target for c in chosen for target in c.plan(saved[c.name], findings.of(c.kind))]
     targets = _one_per_memory(targets, findings.weights)
@@ -169,8 +175,8 @@ def _restore(
         },
         cast=findings.cast,
         dropped=(*findings.dropped, *findings.weights.unexpected, *findings.others.unexpected),
-        new=(*findings.new, *findings.weights.missing, *findings.others.missing),
-        notes=(*notes, *(() if same_mesh else (f"objects of rank 0 of {index.mesh}",))),
+        new=(*findings.new, *sorted(as_built), *findings.weights.missing, *findings.others.missing),
+        notes=(*notes, *places),
         unchecked=check.unchecked,
         extra=tree.get("extra", {}),
     )
