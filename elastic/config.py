@@ -297,7 +297,7 @@ class RunConfig(_Config):
     @field_validator("restore", mode="before")
     @classmethod
     def _check_restore(cls, value: object) -> object:
-        return RestoreConfig(mode=value) if isinstance(value, str) else value
+        return {"mode": value} if isinstance(value, str) else value
 
     @field_validator("start_from")
     @classmethod
