@@ -27,6 +27,7 @@ from elastic.observe.history import journal_records
 from elastic.storage.blob_store import open_store
 
 RUN = "recovery-bench"
+CLUSTER_TRIES = 3
 START_S = 240.0
 RECOVER_S = 240.0
 """Longer than any recovery that was ever seen; a run that has not gone on by then is an error."""
@@ -188,6 +189,25 @@ def lives(pid: int) -> bool:
     return False
 
 
+def start_cluster(nodes: int, stack: contextlib.ExitStack) -> tuple[PrivateCluster, list[str]]:
+    """A cluster that ends with ``stack``, and the ids of its nodes. Ray gives each process so many seconds to start;
+    where a busy machine needs more, everything of that cluster is ended and the next one started."""
+    arenas = elastic.SnapshotConfig().arena_directory
+    for left in reversed(range(CLUSTER_TRIES)):
+        with contextlib.ExitStack() as trial:
+            try:
+                cluster = trial.enter_context(PrivateCluster(1, run=RUN, arena_directory=arenas))
+                started = [cluster.add_node() for _ in range(nodes)]
+            except Exception as error:  # Ray raises bare ones
+                if not left:
+                    raise
+                say(f"a cluster did not start and is tried again: {error}")
+                continue
+            stack.push(trial.pop_all())
+            return cluster, started
+    raise AssertionError("unreachable")
+
+
 @contextlib.contextmanager
 def failing_run(
     system: str, nodes: int, workers: Workers, config: Mapping[str, Any], **limits: int
@@ -199,11 +219,8 @@ def failing_run(
     log = directory / "steps.jsonl"
     try:
         # What Ray prints of processes that die is no news here, and stdout is for the answer.
-        with (
-            contextlib.redirect_stdout(io.StringIO()),
-            PrivateCluster(1, run=RUN, arena_directory=elastic.SnapshotConfig().arena_directory) as cluster,
-        ):
-            started = [cluster.add_node() for _ in range(nodes)]
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as stack:
+            cluster, started = start_cluster(nodes, stack)
             told = {"log": str(log), "steps": MANY_STEPS, **config}
             run = SYSTEMS[system](str(directory / "storage"), workers, told, **limits)
             yield FailingRun(cluster, started, run, StepLog(log))
