@@ -6,6 +6,7 @@ it. Whatever belongs to an older generation than the store has seen is refused.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -21,10 +22,12 @@ import ray
 import elastic
 from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
+from actors.restores import Opened, Restores
 from actors.terminate import on_sigterm
 from elastic.clock import now, wall
-from elastic.errors import ElasticError, SnapshotError
+from elastic.errors import ElasticError, SnapshotError, StorageError
 from elastic.protocol.shares import ShareReport, SlotRef, StagedShare
+from elastic.protocol.tiers import RestoreOrder
 from elastic.retention import parse
 from elastic.snapshot.arena import sweep_arenas
 from elastic.snapshot.collect import collect
@@ -32,6 +35,7 @@ from elastic.snapshot.committer import commit_remote
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.made_with import installed, of_objects
 from elastic.snapshot.manifest import FileRecord, SnapshotRef
+from elastic.snapshot.node_fetch import Fetched
 from elastic.snapshot.node_tier import NodeTier
 from elastic.snapshot.object_names import attempt_prefix
 from elastic.storage.blob_store import open_store
@@ -124,6 +128,7 @@ class NodeStore:
         path = arena_path(spec.arena_directory, spec.run, spec.node)
         self.tier = NodeTier(path, algorithm=spec.checksum, max_in_flight=spec.max_in_flight)
         self._pace = Pace(spec.upload_bytes_per_s) if spec.upload_bytes_per_s is not None else None
+        self.restores = Restores(spec.run, spec.node, spec.storage, self.tier)
         self._generation = 0
         self._peers: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -213,8 +218,32 @@ class NodeStore:
         """Where a pack lies in this node's memory."""
         return self.tier.locate(pack)
 
+    def open_restore(self, generation: int, order: RestoreOrder, readers: int) -> Opened | ElasticError:
+        """See Restores."""
+        return self.restores.open(generation, order, readers)
+
+    def announce(self, generation: int, reader: int, rows: np.ndarray[Any, Any]) -> None:
+        """What a rank of this node will ask for."""
+        self.restores.of(generation).announce(reader, rows)
+
+    def fetch(self, generation: int, reader: int, rows: np.ndarray[Any, Any]) -> Fetched | ElasticError:
+        """Chunks, read once for all ranks of the node; where they lie, or why they cannot be had."""
+        try:
+            return self.restores.of(generation).fetch(reader, rows)
+        except ElasticError as error:
+            return error
+
+    def give_back(self, generation: int, ticket: int) -> None:
+        """A rank has copied what it was given."""
+        with contextlib.suppress(StorageError):  # the restore is over, and its memory gone with it
+            self.restores.of(generation).give_back(ticket)
+
+    def leave(self, generation: int, reader: int) -> None:
+        """A rank has restored what it wanted."""
+        self.restores.leave(generation, reader)
+
     def serve(self, pack: str, byte_start: np.ndarray[Any, Any], nbytes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Ranges of a pack, joined; for a rank on another node, which checks them."""
+        """Ranges of a pack, joined; for the store of another node, which checks them."""
         views = self.tier.serve(pack, byte_start, nbytes)
         if views is None:
             raise SnapshotError("the share is not held on this node", pack)
@@ -279,6 +308,7 @@ class NodeStore:
 
     def close(self) -> None:
         """Give all memory back; the actor can be killed afterwards."""
+        self.restores.close()
         self.tier.close()
 
 

@@ -91,8 +91,8 @@ class _Link:
     def restore_source(self) -> tuple[SnapshotIndex, ChunkSource, str] | None:
         if self.order.restore is None:
             return None
-        index, source, tier = self.thread.reader.open(self.order.restore)
-        return index, source, self.order.restore.tier if tier == "node" else tier
+        order = self.order
+        return self.thread.reader.open(order.restore, order.generation, order.rank, order.local_world_size)
 
     def formed_state(self, share_bytes: int, step: int) -> None:
         self.thread.tell(RankEvent("entered", self.generation, step, share_bytes=share_bytes))
@@ -113,6 +113,7 @@ class _Link:
         self.thread.store.refuse.remote(attempt, self.order.rank, reason)
 
     def restored(self, report: RestoreReport) -> None:
+        self.thread.reader.done()
         self.thread.tell(
             RankEvent(
                 "restored",
@@ -130,7 +131,7 @@ class TrainThread:
 
     def __init__(self, spec: RankSpec, store: Any, tell: Callable[[RankEvent], None], cores: int) -> None:
         self.spec, self.store, self.tell = spec, store, tell
-        self.reader = StoreReader(spec.run, spec.node, spec.storage)
+        self.reader = StoreReader(spec.run, spec.node)
         self.run: Run | None = None
         self._kept: dict[str, Any] = {}
         self._live_orders: queue.SimpleQueue[LiveOrder | None] = queue.SimpleQueue()

@@ -48,13 +48,37 @@ class FillingCopy(Copy, Protocol):
         ...
 
 
-class VerifiedSource:
-    """Reads chunks from the first copy that has them good. ``bytes_from`` counts by name of the copy."""
+@runtime_checkable
+class PlanningCopy(Copy, Protocol):
+    """A copy that wants to know beforehand what will be read of it, and that stands for several places."""
 
-    def __init__(self, copies: Sequence[Copy]) -> None:
+    bytes_from: dict[str, int]
+
+    def announce(self, table: ChunkTable, rows: Rows) -> None:
+        """All rows that will be asked for, unless another copy turns out to be bad."""
+        ...
+
+
+class VerifiedSource:
+    """Reads chunks from the first copy that has them good."""
+
+    def __init__(self, copies: Sequence[Copy], window_bytes: int | None = None) -> None:
         self.copies = tuple(copies)
-        self.bytes_from: dict[str, int] = {copy.name: 0 for copy in copies}
+        self.window_bytes = window_bytes
+        """Most bytes to read in one call, where the copies have a budget."""
+        self._bytes: dict[str, int] = {copy.name: 0 for copy in copies}
         self._lock = threading.Lock()
+
+    @property
+    def bytes_from(self) -> dict[str, int]:
+        """Bytes read so far, by place."""
+        found = dict(self._bytes)
+        for copy in self.copies:
+            if isinstance(copy, PlanningCopy):  # it reads for others too and knows from where
+                found.pop(copy.name, None)
+                for name, nbytes in copy.bytes_from.items():
+                    found[name] = found.get(name, 0) + nbytes
+        return found
 
     @property
     def damaged(self) -> list[str]:
@@ -75,17 +99,10 @@ class VerifiedSource:
                 if chunk is not None:
                     found[i] = chunk
                     count += chunk.nbytes
-            with self._lock:
-                self.bytes_from[copy.name] += count
+            self._count(copy, count)
             left = left[[chunk is None for chunk in got]]
         if len(left):
-            places = ", ".join(copy.name for copy in self.copies) or "nowhere"
-            raise CorruptSnapshot(
-                f"no good copy is left of {table.describe(int(wanted[left[0]]))}"
-                + (f" and {len(left) - 1} more chunks" if len(left) > 1 else ""),
-                f"looked in: {places}",
-                "restore from an older snapshot",
-            )
+            raise self._no_good_copy(table, wanted[left])
         return found  # type: ignore[return-value]
 
     def mapped(self, table: ChunkTable, rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -95,20 +112,53 @@ class VerifiedSource:
             return np.zeros(len(rows), bool)
         return first.holds(table, np.asarray(rows, np.int64))
 
+    def announce(self, table: ChunkTable, rows: npt.NDArray[Any]) -> None:
+        """Say what will be read, all of it, to the copies that can make use of it."""
+        for copy in self.copies:
+            if isinstance(copy, PlanningCopy):
+                copy.announce(table, np.asarray(rows, np.int64))
+
     def read_into(self, table: ChunkTable, rows: npt.NDArray[Any], targets: Sequence[memoryview]) -> None:
         """As ``read``, with the bytes of each row in its target. Saves a copy where the first place can read straight
         into memory; a chunk is then checked after it has arrived, so give memory that nothing lives on yet: after an
         error it holds anything."""
         wanted = np.asarray(rows, np.int64)
-        left = np.arange(len(wanted))
-        first = self.copies[0] if self.copies else None
-        if isinstance(first, FillingCopy):
-            good = first.fetch_into(table, wanted, targets)
-            with self._lock:
-                self.bytes_from[first.name] += int(table.nbytes[wanted[good]].sum())
-            left = np.flatnonzero(~good)
-        for i, chunk in zip(left.tolist(), self.read(table, wanted[left]) if len(left) else ()):
-            np.copyto(np.frombuffer(targets[i], np.uint8), np.frombuffer(chunk, np.uint8))
+        origin = self.fill(table, wanted, targets)
+        if len(lost := np.flatnonzero(origin < 0)):
+            raise self._no_good_copy(table, wanted[lost])
+
+    def fill(self, table: ChunkTable, rows: Rows, targets: Sequence[memoryview]) -> npt.NDArray[np.int8]:
+        """As ``read_into``; the place in ``copies`` that each row came from, -1 where no copy was good."""
+        origin = np.full(len(rows), -1, np.int8)
+        left = np.arange(len(rows))
+        for number, copy in enumerate(self.copies):
+            if not len(left):
+                break
+            if isinstance(copy, FillingCopy):
+                good = copy.fetch_into(table, rows[left], [targets[i] for i in left.tolist()])
+            else:
+                chunks = copy.fetch(table, rows[left])
+                good = np.array([chunk is not None for chunk in chunks], bool)
+                for i, chunk in zip(left.tolist(), chunks):
+                    if chunk is not None:
+                        np.copyto(np.frombuffer(targets[i], np.uint8), np.frombuffer(chunk, np.uint8))
+            origin[left[good]] = number
+            self._count(copy, int(table.nbytes[rows[left[good]]].sum()))
+            left = left[~good]
+        return origin
+
+    def _count(self, copy: Copy, nbytes: int) -> None:
+        with self._lock:
+            self._bytes[copy.name] = self._bytes.get(copy.name, 0) + nbytes
+
+    def _no_good_copy(self, table: ChunkTable, rows: Rows) -> CorruptSnapshot:
+        places = ", ".join(copy.name for copy in self.copies) or "nowhere"
+        return CorruptSnapshot(
+            f"no good copy is left of {table.describe(int(rows[0]))}"
+            + (f" and {len(rows) - 1} more chunks" if len(rows) > 1 else ""),
+            f"looked in: {places}",
+            "restore from an older snapshot",
+        )
 
 
 class ServedCopy:

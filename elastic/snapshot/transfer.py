@@ -38,12 +38,12 @@ class ChunkSource(Protocol):
     def read(self, table: ChunkTable, rows: npt.NDArray[np.int64]) -> Sequence[Part]:
         """The verified bytes of these rows of ``table``, in their order.
 
-        Raises CorruptSnapshot naming tensor, chunk and file if no good copy is left. The parts stay valid until the
-        call after the next one: while one window is copied, the next is read.
+        Raises CorruptSnapshot naming tensor, chunk and file if no good copy is left. The parts stay valid for as long
+        as they are referred to.
 
         A source may also have ``read_into(table, rows, targets)``, which puts the bytes into ``targets`` and checks
-        them there (on an error those hold anything), and ``mapped(table, rows)``, which tells whose bytes lie in mapped
-        memory and stay there for as long as they are referred to.
+        them there (on an error those hold anything); ``mapped(table, rows)``, which tells whose bytes lie in mapped
+        memory and stay there; and ``announce(table, rows)``, which is told of everything else before it is read.
         """
 
 
@@ -67,7 +67,8 @@ class Transfer:
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self.table, self.source, self.plan, self.targets = table, source, plan, targets
-        self.threads, self.window_bytes = threads, window_bytes
+        self.threads = threads
+        self.window_bytes = min(window_bytes, getattr(source, "window_bytes", None) or window_bytes)
         self.waited_s = 0.0
         """Seconds spent waiting for chunks."""
         saved = {spec.name: f"torch.{spec.dtype}" for spec in table.specs}
@@ -91,6 +92,8 @@ class Transfer:
         live[plan.source[is_live[plan.target]]] = True
         mapped = getattr(self.source, "mapped", None)
         here = np.zeros(len(plan.rows), bool) if mapped is None else mapped(self.table, plan.rows)
+        if (announce := getattr(self.source, "announce", None)) is not None:
+            announce(self.table, plan.rows[~here])
         with ThreadPoolExecutor(1, "restore") as reader, ThreadPoolExecutor(1, "restore") as helper:
             held = self._fetch(np.flatnonzero(here), straight=False)
             self._stream(self._windows(~here & ~live), reader, helper)
@@ -120,6 +123,7 @@ class Transfer:
             reading += [reader.submit(self._fetch, w, straight=True) for w in windows[number + 1 : number + 2]]
             self.waited_s += time.perf_counter() - started
             self._put(fetched, helper)
+            del fetched  # and with it what the source keeps for it
 
     def _fetch(self, positions: Ints, straight: bool) -> _Fetched:
         """Read chunks, by their positions in the plan's rows; with ``straight`` into their targets where it can be."""

@@ -1,0 +1,71 @@
+"""A node reads each chunk of a snapshot once, however many of its ranks want it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from support.cluster import JOBS, TestCluster
+
+import elastic
+from elastic.snapshot.reader import SnapshotCatalog
+from elastic.storage.blob_store import open_store
+
+SPY = """
+import json, os
+from elastic.storage.local_blobs import LocalBlobs
+
+def spied(name):
+    inner = getattr(LocalBlobs, name)
+    def call(self, key, start, buffers):
+        if key.endswith(".pack"):
+            size = sum(b.nbytes for b in ([buffers] if isinstance(buffers, memoryview) else buffers))
+            with open(os.environ["SPY_LOG"], "a") as log:
+                log.write(json.dumps([os.getpid(), key, start, size]) + "\\n")
+        return inner(self, key, start, buffers)
+    setattr(LocalBlobs, name, call)
+
+for name in ("read_into", "scatter"):
+    spied(name)
+"""
+"""Every process of the run notes what it reads of packs."""
+
+
+def test_two_ranks_of_a_node_read_every_chunk_of_storage_once(cluster: TestCluster, tmp_path: Path) -> None:
+    pair = cluster.cluster.add_node(num_cpus=1, resources={"pair": 2}, object_store_memory=100 << 20, wait=True)
+    cluster.nodes[pair.node_id] = pair
+    (tmp_path / "sitecustomize.py").write_text(SPY)
+    here = str(Path(elastic.__file__).parents[1])
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), here]), "SPY_LOG": str(tmp_path / "reads")}
+
+    def run(steps: int) -> elastic.Result:
+        return elastic.ElasticTrainer(
+            f"{JOBS}:train",
+            train_loop_config={"steps": steps, "width": 1024},
+            scaling_config=elastic.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5, "pair": 1}),
+            run_config=elastic.RunConfig(
+                name="pair", storage_path=str(tmp_path / "runs"), worker_runtime_env={"env_vars": env}
+            ),
+        ).fit()
+
+    try:
+        assert run(2).error is None
+        (tmp_path / "reads").unlink(missing_ok=True)  # what uploads looked at
+        result = run(3)
+    finally:
+        cluster.kill_node(pair.node_id, "pair")
+    assert result.error is None
+    assert (result.generations[0].restored_from, result.generations[0].restored_step) == ("remote", 2)
+
+    store = open_store(str(tmp_path / "runs"))
+    catalog = SnapshotCatalog(store, "pair")
+    saved = catalog.find(2)
+    assert saved is not None
+    reads: list[Any] = [json.loads(line) for line in (tmp_path / "reads").read_text().splitlines()]
+    assert len({pid for pid, *_ in reads}) == 1, "the ranks leave storage to their store"
+    spans = sorted((key, start, start + size) for _, key, start, size in reads if saved.directory in key)
+    assert all(a[0] != b[0] or a[2] <= b[1] for a, b in zip(spans, spans[1:])), "no byte was read twice"
+    table = catalog.open(saved).table
+    assert sum(stop - start for _, start, stop in spans) >= table.total_bytes > 12 << 20
