@@ -222,9 +222,9 @@ class NodeStore:
         """See Restores."""
         return self.restores.open(generation, order, readers)
 
-    def announce(self, generation: int, reader: int, rows: np.ndarray[Any, Any]) -> None:
+    def announce(self, generation: int, reader: int, rows: np.ndarray[Any, Any], late: np.ndarray[Any, Any]) -> None:
         """What a rank of this node will ask for."""
-        self.restores.of(generation).announce(reader, rows)
+        self.restores.of(generation).announce(reader, rows, late)
 
     def fetch(self, generation: int, reader: int, rows: np.ndarray[Any, Any]) -> Fetched | ElasticError:
         """Chunks, read once for all ranks of the node; where they lie, or why they cannot be had."""

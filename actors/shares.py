@@ -97,9 +97,9 @@ class _ThroughStore:
         self.damaged: list[str] = []
         self.bytes_from: dict[str, int] = {}
 
-    def announce(self, table: ChunkTable, rows: Rows) -> None:
+    def announce(self, table: ChunkTable, rows: Rows, late: np.ndarray[Any, Any]) -> None:
         """See ``PlanningCopy.announce``."""
-        _answer(self._store.announce.remote(self._generation, self._rank, rows))
+        _answer(self._store.announce.remote(self._generation, self._rank, rows, late))
 
     def fetch(self, table: ChunkTable, rows: Rows) -> list[Chunk | None]:
         """See ``Copy.fetch``."""

@@ -2,7 +2,8 @@
 that the ranks map.
 
 The ranks say first what they want, all of it. A chunk is read when the first of them asks for it and stays until the
-last that wants it has had it, within a budget. A rank that is far ahead waits for room; one that does not come holds
+last that wants it has had it, within a budget. All go through their chunks in one order, and half of the room is kept
+for whoever is furthest behind, so a rank that is ahead waits and none waits for ever. One that does not come holds
 nobody up for long: what only it still wants is then let go, and is read again if it does come.
 
 Thread-safe. Memory is one file, cut into segments; a segment is free again when all of its chunks are.
@@ -34,6 +35,7 @@ STALL_WAIT_S = 10.0
 """How long a rank waits for room before what nobody has asked for yet is let go."""
 
 ABSENT, COMING = -1, -2
+LATE = 1 << 62
 
 
 @dataclass(slots=True)
@@ -84,6 +86,11 @@ class NodeFetch:
         self._wanted = np.zeros(len(table), np.int32)
         """Ranks that have said that they want a chunk and have not had it yet."""
         self._announced: dict[int, npt.NDArray[np.bool_]] = {}
+        self._key = np.empty(len(table), np.int64)
+        """The order in which all go through the chunks."""
+        self._key[np.lexsort(np.stack([table.byte_start, table.pack_id.astype(np.int64)]))] = np.arange(len(table))
+        self._ahead: dict[int, Rows] = {}
+        """What each has still to come, in order; what it has had is dropped from the front."""
         self._left: set[int] = set()
         self._tickets: dict[int, list[int]] = {}
         self._number = 0
@@ -94,8 +101,9 @@ class NodeFetch:
         """What a reader should ask for at a time: one window that it copies, the next, and room to cut them."""
         self._change = threading.Condition()
 
-    def announce(self, reader: int, rows: Rows) -> None:
-        """All that ``reader`` will ask for. Waits, not for long, until every reader of the node has said so."""
+    def announce(self, reader: int, rows: Rows, late: npt.NDArray[np.bool_] | None = None) -> None:
+        """All that ``reader`` will ask for, by pack and byte, those of ``late`` last. Waits, not for long, until every
+        reader of the node has said so."""
         with self._change:
             mask = np.zeros(len(self.table), bool)
             mask[rows] = True
@@ -103,6 +111,9 @@ class NodeFetch:
                 self._wanted -= before
             self._announced[reader] = mask
             self._wanted += mask
+            if late is not None:
+                self._key[rows[late]] |= LATE
+            self._ahead[reader] = rows[np.argsort(self._key[rows], kind="stable")]
             self._change.notify_all()
             if self._first_came is None:
                 self._first_came = self._clock()
@@ -126,7 +137,7 @@ class NodeFetch:
                     missing = rows[(state == ABSENT) & ~bad[rows]]
                     if not len(missing) and not (state == COMING).any():
                         return self._hand_out(reader, rows, known)
-                    part, places = self._make_room(missing, deadline, mine)
+                    part, places = self._make_room(reader, missing, deadline, mine)
                     if not len(part):
                         self._change.wait(0.2)
                         continue
@@ -197,11 +208,23 @@ class NodeFetch:
             self._number,
         )
 
-    def _make_room(self, missing: Rows, deadline: float, mine: list[int]) -> tuple[Rows, Rows]:
+    def _is_last(self, reader: int) -> bool:
+        """Whether nobody is further behind than ``reader``."""
+        frontier: dict[int, int] = {}
+        for other, rows in self._ahead.items():
+            had = ~self._announced[other][rows]
+            first = len(rows) if had.all() else int(np.argmin(had))
+            self._ahead[other] = rows = rows[first:]
+            if len(rows):
+                frontier[other] = int(self._key[rows[0]])
+        return frontier.get(reader, -1) <= min(frontier.values(), default=0)
+
+    def _make_room(self, reader: int, missing: Rows, deadline: float, mine: list[int]) -> tuple[Rows, Rows]:
         """Places for the first of ``missing``, as many as there is room for now: the rows and their offsets. They are
         marked as coming, and their segments held in ``mine``."""
         parts, places = [], []
-        while len(missing) and (number := self._segment(deadline, first=not parts)) is not None:
+        kept = 0 if self._is_last(reader) else self._most // 2
+        while len(missing) and (number := self._segment(deadline, kept, first=not parts)) is not None:
             ends = np.cumsum(self.table.nbytes[missing])
             part = missing[: max(1, int(np.searchsorted(ends, self._segment_bytes, side="right")))]
             at = self._segments[number].start + ends[: len(part)] - self.table.nbytes[part]
@@ -215,18 +238,20 @@ class NodeFetch:
         none = np.zeros(0, np.int64)
         return np.concatenate([none, *parts]), np.concatenate([none, *places])
 
-    def _segment(self, deadline: float, first: bool) -> int | None:
-        """A segment that is free, or None: wait. After the deadline one is made free, or the budget is broken: more
-        memory is better than no restore."""
-        if not self._free and len(self._segments) < self._most:
-            return self._grow()
-        if not self._free and first and (not self._patient or self._clock() >= deadline):
-            self._patient = False
+    def _segment(self, deadline: float, kept: int, first: bool) -> int | None:
+        """A segment that is free, if more than ``kept`` are, or None: wait. After the deadline one is made free, or the
+        budget is broken: more memory is better than no restore."""
+        if len(self._free) + self._most - len(self._segments) > kept:
+            return self._free.pop() if self._free else self._grow()
+        if not first or (self._patient and self._clock() < deadline):
+            return None
+        self._patient = False
+        if not self._free:
             idle = [number for number, segment in enumerate(self._segments) if not segment.handed]
             if not idle:
                 return self._grow()
             self._empty(idle[0])
-        return self._free.pop() if self._free else None
+        return self._free.pop()
 
     def _grow(self) -> int:
         """One more segment, at the end of the file."""

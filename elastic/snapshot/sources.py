@@ -54,8 +54,8 @@ class PlanningCopy(Copy, Protocol):
 
     bytes_from: dict[str, int]
 
-    def announce(self, table: ChunkTable, rows: Rows) -> None:
-        """All rows that will be asked for, unless another copy turns out to be bad."""
+    def announce(self, table: ChunkTable, rows: Rows, late: npt.NDArray[np.bool_]) -> None:
+        """All rows that will be asked for, unless another copy turns out to be bad; those of ``late`` last."""
         ...
 
 
@@ -112,11 +112,11 @@ class VerifiedSource:
             return np.zeros(len(rows), bool)
         return first.holds(table, np.asarray(rows, np.int64))
 
-    def announce(self, table: ChunkTable, rows: npt.NDArray[Any]) -> None:
-        """Say what will be read, all of it, to the copies that can make use of it."""
+    def announce(self, table: ChunkTable, rows: npt.NDArray[Any], late: npt.NDArray[np.bool_]) -> None:
+        """Say what will be read, all of it, those of ``late`` last, to the copies that can make use of it."""
         for copy in self.copies:
             if isinstance(copy, PlanningCopy):
-                copy.announce(table, np.asarray(rows, np.int64))
+                copy.announce(table, np.asarray(rows, np.int64), late)
 
     def read_into(self, table: ChunkTable, rows: npt.NDArray[Any], targets: Sequence[memoryview]) -> None:
         """As ``read``, with the bytes of each row in its target. Saves a copy where the first place can read straight

@@ -43,7 +43,7 @@ class ChunkSource(Protocol):
 
         A source may also have ``read_into(table, rows, targets)``, which puts the bytes into ``targets`` and checks
         them there (on an error those hold anything); ``mapped(table, rows)``, which tells whose bytes lie in mapped
-        memory and stay there; and ``announce(table, rows)``, which is told of everything else before it is read.
+        memory and stay there; and ``announce(table, rows, late)``, which is told of everything else before it is read.
         """
 
 
@@ -93,7 +93,7 @@ class Transfer:
         mapped = getattr(self.source, "mapped", None)
         here = np.zeros(len(plan.rows), bool) if mapped is None else mapped(self.table, plan.rows)
         if (announce := getattr(self.source, "announce", None)) is not None:
-            announce(self.table, plan.rows[~here])
+            announce(self.table, plan.rows[~here], live[~here])
         with ThreadPoolExecutor(1, "restore") as reader, ThreadPoolExecutor(1, "restore") as helper:
             held = self._fetch(np.flatnonzero(here), straight=False)
             self._stream(self._windows(~here & ~live), reader, helper)
