@@ -179,7 +179,9 @@ class FailingRun:
     def add_node(self) -> float:
         """When the cluster knew it."""
         self.nodes.append(self.cluster.add_node())
-        return time.monotonic()
+        at = time.monotonic()
+        end_on_sigterm()
+        return at
 
 
 def lives(pid: int) -> bool:
@@ -221,6 +223,7 @@ def failing_run(
         # What Ray prints of processes that die is no news here, and stdout is for the answer.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as stack:
             cluster, started = start_cluster(nodes, stack)
+            end_on_sigterm()
             told = {"log": str(log), "steps": MANY_STEPS, **config}
             run = SYSTEMS[system](str(directory / "storage"), workers, told, **limits)
             yield FailingRun(cluster, started, run, StepLog(log))
@@ -228,9 +231,14 @@ def failing_run(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def prepare_process() -> None:
-    """SIGTERM ends the script as Ctrl-C does, and Ray keeps to itself; before Ray is used."""
+def end_on_sigterm() -> None:
+    """SIGTERM ends the script as Ctrl-C does. Ray puts a handler of its own there with each node."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def prepare_process() -> None:
+    """Settings of Ray that have to be made before it is used."""
+    end_on_sigterm()
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
