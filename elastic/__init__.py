@@ -15,6 +15,7 @@ _HOME = {
     "Batch": "elastic.data.loader",
     "ElasticLoader": "elastic.data.loader",
     "ElasticTrainer": "elastic.trainer",
+    "ErrorContract": "elastic.resume_check.contract",
     "FailureConfig": "elastic.config",
     "Interrupted": "elastic.run",
     "Mixture": "elastic.data.mixture",
@@ -36,6 +37,7 @@ __all__ = [
     "Batch",
     "ElasticLoader",
     "ElasticTrainer",
+    "ErrorContract",
     "FailureConfig",
     "Interrupted",
     "Mixture",
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from elastic.data.packing import PackedDataset
     from elastic.data.token_files import TokenDataset, write_tokens
     from elastic.result import Result
+    from elastic.resume_check.contract import ErrorContract
     from elastic.run import Interrupted, Run, current_run
     from elastic.snapshot.declared import declare
     from elastic.snapshot.per_rank import per_rank

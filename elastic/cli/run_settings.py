@@ -191,11 +191,12 @@ def settings_from(
     run["storage_path"] = absolute(str(chosen or DEFAULT_STORAGE))
 
     return RunSettings(
-        target, _loop_config(file, assignments), ScalingConfig(**scaling), RunConfig(**run), str(address)
+        target, train_config(file, assignments), ScalingConfig(**scaling), RunConfig(**run), str(address)
     )
 
 
-def _loop_config(file: Mapping[str, Any], assignments: Sequence[str]) -> Any:
+def train_config(file: Mapping[str, Any], assignments: Sequence[str]) -> Any:
+    """The argument of the train function: the file's section, with the assignments in it; None where there is none."""
     if "train_loop_config" not in file and not assignments:
         return None
     config = json_like(file.get("train_loop_config", {}))

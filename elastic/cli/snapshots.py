@@ -16,7 +16,9 @@ from elastic.cli.snapshots_list import list_snapshots
 from elastic.cli.snapshots_show import show
 from elastic.cli.snapshots_verify import verify_snapshots
 
-EXIT_CODES = "Exit codes: 0 done; 2 wrong call; 4 the storage refuses; 5 damaged or not to be had; 6 no such run"
+EXIT_CODES = """\
+Exit codes: 0 done; 2 wrong call; 3 the train function of --resume raised; 4 the storage refuses; 5 damaged, not to be
+had, or it does not resume as the error contract says; 6 no such run, or its ranks did not answer in time"""
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +32,7 @@ def register(app: typer.Typer) -> None:
     )
     group.command("list", help="Every committed snapshot, and which failures it survives.")(command(list_snapshots))
     group.command("show", help="What one snapshot holds.")(command(show))
-    group.command("verify", help="Whether snapshots are whole; exit code 5 if not.")(command(verify_snapshots))
+    group.command("verify", help="Whether they are whole, and resume; exit code 5 if not.")(command(verify_snapshots))
     group.command("diff", help="What changed from one snapshot to another, and by how much.")(command(diff))
     group.command("pin", help="Keep a snapshot whatever retention says.")(command(pin_snapshot))
     group.command("unpin", help="Leave a snapshot to retention again.")(command(unpin_snapshot))

@@ -6,12 +6,14 @@ The exit code is 0 if all are good and 5 if any is damaged; damage is named by t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from elastic.cli.output import count, print_json, say, seconds
 from elastic.cli.snapshots_find import WHICH, AsJson, Found, RunName, Storage, find
+from elastic.cli.snapshots_resume import check_resume
 from elastic.cli.snapshots_text import size
 from elastic.errors import ConfigError, CorruptSnapshot
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from elastic.snapshot.verify import VerifyReport
 
 SHOWN_PROBLEMS = 20
+_RESUME = "Does it resume"
 
 
 def verify_snapshots(
@@ -30,14 +33,70 @@ def verify_snapshots(
     ] = False,
     storage: Storage = None,
     run: RunName = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="MODULE:FUNCTION",
+            help="Take the next steps from it with this train function, on its own mesh and on another, and compare.",
+            rich_help_panel=_RESUME,
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", help="So many on each mesh.", rich_help_panel=_RESUME)] = 2,
+    mesh: Annotated[
+        list[str] | None,
+        typer.Option("--mesh", help="The other mesh, as dp=2,tp=2; may be repeated.", rich_help_panel=_RESUME),
+    ] = None,
+    tolerance: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tolerance",
+            help="loss=1e-6,outputs=1e-4,gradient_norm=1e-4,update=1e-3: beats the function's error_contract.",
+            rich_help_panel=_RESUME,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="With the train function's config.", rich_help_panel=_RESUME)
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Into that config.", rich_help_panel=_RESUME),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Write the whole report here, as JSON.", rich_help_panel=_RESUME)
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Seconds for the steps on one mesh.", rich_help_panel=_RESUME)
+    ] = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Marker, manifest, files, coverage; with --deep every byte. Exit code 5 if anything is damaged."""
+    """Marker, manifest, files, coverage; with --deep every byte. Exit code 5 if anything is damaged.
+
+    With --resume also whether training goes on from it as it would have: the same state on two meshes, the same
+    samples and generators, and loss, outputs, gradients and the next update within the error contract."""
     from elastic.snapshot.verify import verify
 
     if which and every:
         raise ConfigError("STEP|ID", which, "leave it out with --all")
+    if resume and every:
+        raise ConfigError("--resume", resume, "is for one snapshot; leave --all out")
     found = find(storage, run)
+    if resume:
+        (ref,) = chosen_one(found, which or "latest")
+        check_resume(
+            found,
+            ref,
+            resume,
+            steps=steps,
+            meshes=mesh or (),
+            tolerances=tolerance or (),
+            config=config,
+            assignments=assignments or (),
+            report=report,
+            timeout_s=timeout_s,
+            as_json=as_json,
+        )
+        return
     chosen = found.refs if every else chosen_one(found, which or "latest")
     damaged_markers = dict(found.catalog.quarantined)
     if not chosen and not damaged_markers:

@@ -114,6 +114,10 @@ class OptimizerState:
         return {"kind": self.kind, "class": type(self.optimizer).__name__, "groups": groups, "state": state,
                 "values": values}  # fmt: skip
 
+    def parameter_names(self) -> dict[int, str]:
+        """The names of all parameters, by id."""
+        return self._named_parameters()
+
     def steps(self) -> int | None:
         """How many steps the optimizer has taken, if its state says so: the ``step`` of its first parameter."""
         for state in self.optimizer.state.values():

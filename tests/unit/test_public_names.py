@@ -12,9 +12,9 @@ import elastic
 from elastic import config
 
 NAMES = {
-    "Batch", "ElasticLoader", "ElasticTrainer", "FailureConfig", "Interrupted", "Mixture", "PackedDataset",
-    "RestoreConfig", "Result", "Run", "RunConfig", "ScalingConfig", "SnapshotConfig", "TokenDataset", "current_run",
-    "declare", "per_rank", "write_tokens",
+    "Batch", "ElasticLoader", "ElasticTrainer", "ErrorContract", "FailureConfig", "Interrupted", "Mixture",
+    "PackedDataset", "RestoreConfig", "Result", "Run", "RunConfig", "ScalingConfig", "SnapshotConfig", "TokenDataset",
+    "current_run", "declare", "per_rank", "write_tokens",
 }  # fmt: skip
 
 FIELDS = {
