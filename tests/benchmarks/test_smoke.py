@@ -16,6 +16,7 @@ KEYS = {
     "stall": {"over_memcpy", "over_dcp_async", "over_dcp_stager"},
     "plan_scale": {"plan_s", "peak_bytes", "chunks"},
     "restore_memory": {"extra_bytes"},
+    "reshard": {"speedup", "peak_bytes"},
     "save_load": {"save_speedup", "load_speedup"},
     "incremental": {"uploaded_over_changed", "unchanged_speedup"},
     "online_interval": {"worst_points", "most_changes"},
