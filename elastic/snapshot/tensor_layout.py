@@ -7,6 +7,7 @@ placements. What cannot be saved bit for bit is refused here, by key and type.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,18 +48,12 @@ def describe(
     if is_dtensor(tensor):
         return _describe_dtensor(name, tensor, mesh, rank, declared)
     local = local_part(tensor)
+    layout = Layout(spec_of(name, local))
     if declared is None or not (declared.cuts or declared.held_at):
-        return Layout(spec_of(name, local)), local
-    spec = spec_of(name, local)
-    shape = list(spec.shape)
+        return layout, local
     if declared.cuts and local.shape != tensor.shape:
         raise CaptureError("cuts are declared of a tensor that repeats one element (expand)", name, "clone it first")
-    for axes, dim in declared.cuts:
-        if not -len(shape) <= dim < len(shape):
-            raise CaptureError(f"a cut of dimension {dim} is declared, and its shape is {spec.shape}", name)
-        shape[dim] *= mesh.place(axes, {})[1]
-    cuts = tuple((axes, dim % len(shape)) for axes, dim in declared.cuts if mesh.place(axes, {})[1] > 1)
-    return Layout(TensorSpec(name, spec.dtype, tuple(shape), spec.itemsize), cuts, _holders(declared, mesh)), local
+    return _as_declared(layout, declared, mesh), local
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
@@ -125,21 +120,30 @@ def _describe_dtensor(
 ) -> tuple[Layout, torch.Tensor]:
     from elastic.snapshot.dtensor_layout import check_against_torch, cuts_of
 
-    if declared is not None and declared.cuts:
-        raise CaptureError("cuts are declared of a DTensor, which brings its placements", name, "declare no cuts of it")
-    held_at = _holders(declared, mesh) if declared is not None else ()
     spec = TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.dtype.itemsize)
-    layout = Layout(spec, cuts_of(name, tensor, mesh, rank), held_at)
-    if clash := layout.axes.intersection(axis for axis, _ in held_at):
-        raise CaptureError(f"axes {', '.join(sorted(clash))} cut a tensor that only some of their ranks hold", name)
-    local = local_part(tensor)
+    layout, local = Layout(spec, cuts_of(name, tensor, mesh, rank)), local_part(tensor)
     check_against_torch(layout, layout.box_of(mesh, rank), tensor, tuple(local.shape))
-    return layout, local
+    return layout if declared is None else _as_declared(layout, declared, mesh), local
 
 
-def _holders(declared: Declared, mesh: Mesh) -> tuple[tuple[str, int | tuple[int, ...]], ...]:
-    """``held_at`` as far as it tells ranks of ``mesh`` apart."""
-    return tuple((axis, at) for axis, at in declared.held_at if mesh.size(axis) > 1)
+def _as_declared(layout: Layout, declared: Declared, mesh: Mesh) -> Layout:
+    """``layout`` of what is, as declared, one part of a larger tensor: the declared cuts come before its own."""
+    spec, shape = layout.spec, list(layout.spec.shape)
+    for axes, dim in declared.cuts:
+        if not -len(shape) <= dim < len(shape):
+            raise CaptureError(f"a cut of dimension {dim} is declared of a tensor of shape {spec.shape}", spec.name)
+        shape[dim] *= mesh.place(axes, {})[1]
+    cuts = tuple((axes, dim % len(shape)) for axes, dim in declared.cuts if mesh.place(axes, {})[1] > 1)
+    held_at = tuple((axis, at) for axis, at in declared.held_at if mesh.size(axis) > 1)
+    whole = Layout(replace(spec, shape=tuple(shape)), (*cuts, *layout.cuts), held_at)
+    used = [axis for axis, _ in held_at]
+    used += [axis for axes, _ in whole.cuts for axis in ((axes,) if isinstance(axes, str) else axes)]
+    if len(set(used)) < len(used):
+        twice = ", ".join(sorted({axis for axis in used if used.count(axis) > 1}))
+        raise CaptureError(
+            f"axis {twice} of {mesh} says twice where the tensor lies ({whole.cuts}, {held_at})", spec.name
+        )
+    return whole
 
 
 def _check_holder(name: str, declared: Declared, mesh: Mesh, rank: int) -> None:
@@ -153,6 +157,3 @@ def _check_holder(name: str, declared: Declared, mesh: Mesh, rank: int) -> None:
                 name,
                 f"declare held_at={{{axis!r}: run.coordinate[{axis!r}]}} on what this rank builds",
             )
-    cut = {axis for axes, _ in declared.cuts for axis in ((axes,) if isinstance(axes, str) else axes)}
-    if clash := cut.intersection(axis for axis, _ in declared.held_at):
-        raise CaptureError(f"axes {', '.join(sorted(clash))} cut a tensor that only some of their ranks hold", name)
