@@ -20,6 +20,9 @@ AXES = ("pp", "dp_replicate", "dp_shard", "dp", "ep", "cp", "tp")
 DATA_AXES = ("dp_replicate", "dp_shard", "dp", "ep")
 """Axes whose ranks take different samples; along the others ranks share a batch."""
 
+MODEL_AXES = ("pp", "ep", "cp", "tp")
+"""Axes along which ranks may hold different parts of a model."""
+
 MeshTemplate = Mapping[str, int]
 """Axis to size, outermost first; -1 once at most."""
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from elastic.errors import CommitRefused
-from elastic.protocol.shares import PointInTime, ShareReport
+from elastic.protocol.shares import Agreement, PointInTime, ShareReport
 
 _NAMED_RANKS = 8
 
@@ -30,6 +30,7 @@ def commit_check(reports: Sequence[ShareReport], world_size: int) -> PointInTime
             f"{_ranks(extra)} sent a share that does not belong to a world of {world_size}", _attempt(reports)
         )
     _agree({report.rank: report.attempt for report in reports}, "attempt", _attempt(reports))
+    check_agreements({report.rank: report.agreements for report in reports}, _attempt(reports))
     return check_points({report.rank: report.point for report in reports}, _attempt(reports))
 
 
@@ -38,6 +39,28 @@ def check_points(points: Mapping[int, PointInTime], where: str) -> PointInTime:
     for field in fields(PointInTime):
         _agree({rank: getattr(point, field.name) for rank, point in points.items()}, field.name, where)
     return next(iter(points.values()))
+
+
+def check_agreements(agreements: Mapping[int, Sequence[Agreement]], where: str) -> None:
+    """Raise CommitRefused unless all ranks that hold a group of tensors planned from the same list of them: then their
+    shares tile each tensor. Names the first tensors that differ, and the ranks."""
+    told: dict[tuple[str, int], dict[str, list[int]]] = {}
+    holders: dict[tuple[str, int], int] = {}
+    for rank, said in sorted(agreements.items()):
+        for one in said:
+            holders[one.held_at, one.part] = one.holders
+            told.setdefault((one.held_at, one.part), {}).setdefault(one.told, []).append(rank)
+    for (held_at, part), versions in told.items():
+        ranks = sorted(rank for found in versions.values() for rank in found)
+        if len(versions) == 1 and len(ranks) == holders[held_at, part]:
+            continue
+        found = "; ".join(f"{_ranks(who)}: {what}" for what, who in versions.items())
+        where_held = f"at {held_at}" if held_at else "of the mesh"
+        raise CommitRefused(
+            f"the {holders[held_at, part]} ranks {where_held} do not hold the same tensors: {found}",
+            where,
+            "say with elastic.declare what is cut (cuts=...) or held by some ranks only (held_at=..., names=...)",
+        )
 
 
 def _agree(values: Mapping[int, object], what: str, where: str) -> None:

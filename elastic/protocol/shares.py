@@ -30,6 +30,20 @@ class PointInTime:
 
 
 @dataclass(frozen=True, slots=True)
+class Agreement:
+    """What a rank planned its share from, for a group of tensors: all its holders must say the same.
+
+    ``held_at`` names the group's coordinates (empty: all ranks), ``holders`` is how many ranks those are, ``told``
+    begins with the first tensor's name and ends in a digest of names, dtypes, shapes and cuts.
+    """
+
+    held_at: str
+    part: int
+    holders: int
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlotRef:
     """A place in node memory for one share: a file that the store made, sized and touched, and the rank maps."""
 
@@ -60,6 +74,7 @@ class StagedShare:
     stall_s: float = 0.0
     parts_s: dict[str, float] = field(default_factory=dict)
     """Where the stall went: capture, plan, copy."""
+    agreements: tuple[Agreement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +93,4 @@ class ShareReport:
     ledger: tuple[str, ...] = ()
     stall_parts_s: dict[str, float] = field(default_factory=dict)
     """Where the stall went: capture, plan, copy."""
+    agreements: tuple[Agreement, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from elastic.errors import CommitRefused, CorruptSnapshot
 from elastic.mesh import Mesh
-from elastic.protocol.commit import check_points
+from elastic.protocol.commit import check_agreements, check_points
 from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.held_share import ShareHeader
 from elastic.snapshot.index import ObjectTrees, SnapshotIndex
@@ -25,6 +25,7 @@ def index_of_headers(attempt: str, headers: Mapping[int, ShareHeader], snapshot_
     point = check_points({header.rank: header.point for header in ordered}, f"attempt {attempt}")
     if unlike := [header.rank for header in ordered if header.mesh != first.mesh]:
         raise CommitRefused(f"ranks {unlike[:8]} were on another mesh than rank {first.rank}", f"attempt {attempt}")
+    check_agreements({header.rank: header.agreements for header in ordered}, f"attempt {attempt}")
     algorithm = first.table.algorithm
     digests = [digest_objects(header.objects, algorithm) for header in ordered]
     trees = dict(zip(digests, (header.objects for header in ordered)))

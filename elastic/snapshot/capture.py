@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from elastic.errors import CaptureError, RestoreError
 from elastic.mesh import Mesh
-from elastic.protocol.shares import ALIGNMENT_BYTES
+from elastic.protocol.shares import ALIGNMENT_BYTES, Agreement
+from elastic.snapshot.agreement import agreements
 from elastic.snapshot.component import MODEL, OPTIMIZER, Component
 from elastic.snapshot.declared import Declared
 from elastic.snapshot.layout import Box, Layout
@@ -24,6 +25,7 @@ from elastic.snapshot.module_state import ModuleState
 from elastic.snapshot.object_state import ObjectState
 from elastic.snapshot.optimizer_state import OptimizerState
 from elastic.snapshot.per_rank import PerRank
+from elastic.snapshot.replicas import ReplicaSamples
 from elastic.snapshot.save_plan import SaveShare, plan_key, plan_share
 from elastic.snapshot.tensor_layout import local_part
 from elastic.snapshot.tree import encode
@@ -78,6 +80,8 @@ class Attached:
         self._key = ""
         self._share: SaveShare | None = None
         self._names: dict[int, Declared] | None = None
+        self.agreements: tuple[Agreement, ...] = ()
+        """What the share follows from, for other ranks to compare."""
         self._refresh()
 
     def capture(self, extra: Mapping[str, object] | None = None) -> Captured:
@@ -85,7 +89,11 @@ class Attached:
         self.check_usable()
         self._refresh()
         assert self._tensors is not None
-        tree = {"components": {c.name: c.tree() for c in self.components}, "extra": dict(extra or {})}
+        tree = {
+            "components": {c.name: c.tree() for c in self.components},
+            "extra": dict(extra or {}),
+            **self._replicas.tree(),
+        }
         samples = {c.name: found for c in self.components if isinstance(c, ObjectState) and (found := c.samples())}
         if samples:
             tree["samples"] = samples
@@ -127,7 +135,7 @@ class Attached:
     @property
     def partial(self) -> bool:
         """Whether other ranks hold tensors that this rank does not: stages of a pipeline, experts."""
-        return any(layout.held_at for layout in self._layouts)
+        return any(module.partial for module in self._modules)
 
     def check_usable(self) -> None:
         """Raise RestoreError if a restore failed midway and the live state is half old, half new."""
@@ -156,7 +164,7 @@ class Attached:
             self._modules.append(module)
             return module
         if isinstance(value, Optimizer) and type(value).state_dict is Optimizer.state_dict:
-            return OptimizerState(name, value, self.mesh, self.rank, self._parameter_names)
+            return OptimizerState(name, value, self.mesh, self.rank, self._parameter_names, lambda: self.partial)
         if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
             raise CaptureError(
                 f"cannot attach an object of type {type(value).__module__}.{type(value).__qualname__}: it has no "
@@ -228,6 +236,8 @@ class Attached:
         if not same_plan or not self._key:
             pairs = [(alias, layouts[place].spec.name) for place, names in aliases.items() for alias in names]
             self._key = plan_key(layouts, self.mesh, self.rank, pairs)
+            self.agreements = agreements(layouts, self.mesh)
+        self._replicas = ReplicaSamples(layouts, tensors, [found.held for found in self._tensors], self.mesh)
 
     def _held(self) -> Iterator[tuple[Layout, torch.Tensor]]:
         for component in self.components:

@@ -31,6 +31,7 @@ from elastic.snapshot.manifest import (
     manifest_digest,
 )
 from elastic.snapshot.object_names import attempt_prefix, latest_key, marker_key
+from elastic.snapshot.replicas import check_replicas
 from elastic.storage.blob_store import BlobStore
 from elastic.storage.conditional import commit_marker
 
@@ -58,7 +59,8 @@ def commit_remote(
 
     ``index`` must carry the snapshot id. ``previous`` is the snapshot that the uploads referred to, if one was given
     to them. May be called again with the same arguments after CommitUnknown. Raises CommitRefused if the shares are
-    not one point in time, if they do not cover every tensor, or if another writer has committed under this name;
+    not one point in time, if they do not cover every tensor, if ranks differ in what counts as replicated, or if
+    another writer has committed under this name;
     CommitUnknown and StorageError as ``commit_marker``.
     """
     point = commit_check(reports, index.world_size)
@@ -66,6 +68,7 @@ def commit_remote(
         raise CommitRefused("the reports are of another moment than the index", f"attempt {index.attempt}")
     _check_files(index, files)
     index.check_coverage()
+    check_replicas(index.objects, f"attempt {index.attempt}")
 
     prefix = attempt_prefix(run, index.step, index.snapshot_id, index.attempt)
     algorithm = index.table.algorithm

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from elastic.errors import CaptureError, ConfigError
-from elastic.mesh import AXES
+from elastic.mesh import AXES, Mesh
 from elastic.snapshot.names import WRAPPERS, listing
 
 if TYPE_CHECKING:
@@ -115,6 +115,10 @@ class Declarations:
                 if declaration.rename is not None:
                     tail = declaration.rename(tail)
         return Declared(tail, cuts, tuple(sorted(held.items())))
+
+    def some_hold(self, mesh: Mesh) -> bool:
+        """Whether ranks of ``mesh`` hold other tensors than this one."""
+        return any(mesh.size(axis) > 1 for declaration in self.found.values() for axis, _ in declaration.held_at)
 
     def check_used(self, where: str) -> None:
         """Raise CaptureError if cuts were declared of something that no module holds."""

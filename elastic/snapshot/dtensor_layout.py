@@ -54,7 +54,7 @@ def cuts_of(name: str, tensor: Any, mesh: Mesh, rank: int) -> tuple[tuple[Axes, 
 def check_against_torch(layout: Layout, box: Box | None, tensor: Any, local: tuple[int, ...]) -> None:
     """Raise CaptureError unless ``box`` has the shape ``local`` of this rank's part, and the offset torch gives it.
 
-    Torch's word on a strided shard assumes even parts; where the tensor that is there contradicts it, that counts.
+    Torch's word on a strided shard holds for even parts; of uneven ones only the shape is compared.
     """
     whole, device_mesh, placements = tuple(tensor.shape), tensor.device_mesh, tensor.placements
     if (box is None and 0 not in local) or (box is not None and local != box.shape):
@@ -64,15 +64,25 @@ def check_against_torch(layout: Layout, box: Box | None, tensor: Any, local: tup
             layout.spec.name,
             "shard dimensions that the axes divide, or let torch place the tensor (distribute_tensor, fully_shard)",
         )
-    if box is None or not box.volume:
+    if box is None or not box.volume or _is_uneven_and_strided(tensor):
         return
     shape, offset = compute_local_shape_and_global_offset(whole, device_mesh, placements)
-    if tuple(shape) == local and tuple(offset) != box.offset:
+    if (tuple(shape), tuple(offset)) != (local, box.offset):
         raise CaptureError(
             f"torch places this rank's part of a DTensor with placements {placements} at {tuple(offset)}, "
             f"its layout says {box.offset}; this layout is not supported",
             layout.spec.name,
         )
+
+
+def _is_uneven_and_strided(tensor: Any) -> bool:
+    """Whether FSDP2 cut unequal parts of what was cut before: then torch's placements do not say where they lie."""
+    sizes = dict.fromkeys(range(tensor.dim()), 1)
+    for number, placement in enumerate(tensor.placements):
+        if isinstance(placement, (Shard, _StridedShard)):
+            sizes[placement.dim % tensor.dim()] *= tensor.device_mesh.size(number)
+    strided = [p.dim % tensor.dim() for p in tensor.placements if isinstance(p, _StridedShard)]
+    return any(tensor.shape[dim] % sizes[dim] for dim in strided)
 
 
 def _behind(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 
 from elastic.errors import CorruptSnapshot
-from elastic.protocol.shares import PointInTime, ShareReport, SlotRef
+from elastic.protocol.shares import Agreement, PointInTime, ShareReport, SlotRef
 from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.seal import table_digest
 
@@ -31,6 +31,7 @@ class ShareHeader:
     stall_s: float = 0.0
     parts_s: dict[str, float] = field(default_factory=dict)
     ledger: tuple[str, ...] = ()
+    agreements: tuple[Agreement, ...] = ()
 
     def to_bytes(self) -> bytes:
         """For the way to another node: three parts (JSON, chunk table, objects) with their lengths in front."""
@@ -45,6 +46,7 @@ class ShareHeader:
             "stall_s": self.stall_s,
             "parts_s": self.parts_s,
             "ledger": self.ledger,
+            "agreements": [astuple(one) for one in self.agreements],
         }
         text, table = json.dumps(head).encode(), self.table.to_parquet_bytes()
         return b"".join((_LENGTHS.pack(_MAGIC, len(text), len(table), len(self.objects)), text, table, self.objects))
@@ -75,6 +77,7 @@ class ShareHeader:
                 head["stall_s"],
                 head["parts_s"],
                 tuple(head["ledger"]),
+                tuple(Agreement(*one) for one in head["agreements"]),
             )
         except (struct.error, ValueError, KeyError, TypeError) as error:
             raise CorruptSnapshot(f"not the header of a share: {error}") from error
@@ -94,6 +97,7 @@ class ShareHeader:
             drain_s,
             self.ledger,
             dict(self.parts_s),
+            self.agreements,
         )
 
 

@@ -70,7 +70,8 @@ class ModuleState:
             else:
                 self._extra[name] = value
         declarations.check_used(self.name)
-        self.partial = any(layout.held_at for layout, _ in described)
+        stages = self._mesh.size("pp") * self._mesh.size("ep") > 1
+        self.partial = declarations.some_hold(self._mesh) or (stages and not described)
         self.layouts, self.tensors = [layout for layout, _ in described], [local for _, local in described]
         if slots is not None:
             slots.close()

@@ -114,6 +114,7 @@ class NodeTier:
             staged.stall_s,
             dict(staged.parts_s),
             staged.ledger,
+            staged.agreements,
         )
         self._book.hold(HeldShare(header, staged.slot))
         return header.report({"hash": time.perf_counter() - started})

@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from elastic.errors import CaptureError, CorruptSnapshot
-from elastic.mesh import Mesh
+from elastic.mesh import MODEL_AXES, Mesh
 from elastic.snapshot.component import OPTIMIZER, Differences, Saved, Target
 from elastic.snapshot.declared import Declared
 from elastic.snapshot.layout import Layout
@@ -31,15 +31,25 @@ _NOT_OPTIONS = ("params", "param_names")
 
 
 class OptimizerState:
-    """The component of a ``torch.optim.Optimizer``. ``names`` gives the names of parameters by their ids."""
+    """The component of a ``torch.optim.Optimizer``.
+
+    ``names`` gives, by their ids, what parameters are called and what is declared of them; ``partial`` says whether
+    other ranks hold parameters that this one does not.
+    """
 
     kind = OPTIMIZER
 
     def __init__(
-        self, name: str, optimizer: Optimizer, mesh: Mesh, rank: int, names: Callable[[], Mapping[int, Declared]]
+        self,
+        name: str,
+        optimizer: Optimizer,
+        mesh: Mesh,
+        rank: int,
+        names: Callable[[], Mapping[int, Declared]],
+        partial: Callable[[], bool],
     ) -> None:
         self.name, self.optimizer = name, optimizer
-        self._mesh, self._rank, self._names_by_id = mesh, rank, names
+        self._mesh, self._rank, self._names_by_id, self._partial = mesh, rank, names, partial
         self._declared: Mapping[int, Declared] = {}
         self.layouts: list[Layout] = []
         self.tensors: list[torch.Tensor] = []
@@ -182,10 +192,6 @@ class OptimizerState:
             return replace(like, spec=replace(spec_of(name, local), shape=like.spec.shape)), local
         return describe(name, tensor, self._mesh, self._rank, declared)
 
-    def _partial(self) -> bool:
-        """Whether other ranks hold parameters of this optimizer that this rank does not."""
-        return any(self._mesh.size(axis) > 1 for found in self._declared.values() for axis, _ in found.held_at)
-
     def _named_parameters(self) -> dict[int, str]:
         """Names of all parameters by id; fills ``_params``."""
         known = self._declared = self._names_by_id()
@@ -196,6 +202,14 @@ class OptimizerState:
                 known[id(p)].name if id(p) in known else f"group{number}.{index}"
                 for index, p in enumerate(group["params"])
             ]
+            unknown = sum(id(p) not in known for p in group["params"])
+            if unknown and any(self._mesh.size(axis) > 1 for axis in MODEL_AXES):
+                raise CaptureError(
+                    f"{unknown} parameters of group {number} are in no attached module: nothing tells them from those "
+                    "of other ranks",
+                    self.name,
+                    "attach the module that holds them (an nn.ParameterDict for copies of your own)",
+                )
             self._params.append(names)
             found.update(zip(map(id, group["params"]), names))
         return found

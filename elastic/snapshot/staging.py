@@ -209,6 +209,7 @@ def capture_and_stage(
         objects=captured.objects,
         ledger=ledger,
         stall_s=ended - started,
+        agreements=attached.agreements,
         parts_s={"capture": captured_at - started, "plan": planned_at - captured_at, "copy": ended - planned_at},
     )
 

@@ -42,3 +42,18 @@ def test_an_overlap_names_the_tensor_and_both_boxes() -> None:
 def test_a_box_outside_of_the_tensor_is_refused() -> None:
     with pytest.raises(CorruptSnapshot, match="outside"):
         check_tiling(spec(8), [Box((0,), (9,))])
+
+
+def test_axes_flattened_into_one_cut_once_and_not_one_after_the_other() -> None:
+    mesh = Mesh((("dp", 2), ("cp", 2)))
+    flat, nested = Layout(spec(6), ((("dp", "cp"), 0),)), Layout(spec(6), (("dp", 0), ("cp", 0)))
+    assert [box and str(box) for box in (flat.box_of(mesh, r) for r in range(4))] == ["[0:2]", "[2:4]", "[4:6]", None]
+    assert [str(nested.box_of(mesh, rank)) for rank in range(4)] == ["[0:2]", "[2:3]", "[3:5]", "[5:6]"]
+
+
+def test_a_tensor_is_held_at_one_coordinate_or_at_several() -> None:
+    mesh = Mesh((("pp", 3), ("tp", 2)))
+    stage = Layout(spec(4), (("tp", 0),), (("pp", 1),))
+    assert holders(stage, mesh) == {Box((0,), (2,)): (2,), Box((2,), (2,)): (3,)}
+    shared = Layout(spec(4), held_at=(("pp", (0, 2)),))
+    assert holders(shared, mesh) == {Box((0,), (4,)): (0, 1, 4, 5)}

@@ -25,13 +25,18 @@ shapes = st.lists(st.sampled_from([0, 1, 1, 2, 3, 5, 7, 13, 64]), max_size=4).ma
 
 @st.composite
 def layouts_on_a_mesh(draw: st.DrawFn) -> tuple[list[Layout], Mesh]:
-    mesh = Mesh((("dp", draw(st.integers(1, 5))), ("tp", draw(st.integers(1, 3)))))
+    """Cut on any dimensions, by axes one after the other or flattened, and held by all, one or some of a stage."""
+    stages = draw(st.integers(1, 3))
+    mesh = Mesh((("pp", stages), ("dp", draw(st.integers(1, 4))), ("tp", draw(st.integers(1, 3)))))
     layouts = []
     for number in range(draw(st.integers(0, 8))):
         shape = draw(shapes)
-        axes = draw(st.lists(st.sampled_from(["dp", "tp"]), unique=True)) if shape else []
+        axes = draw(st.sampled_from([[], ["dp"], ["tp"], ["dp", "tp"], ["tp", "dp"], [("dp", "tp")]])) if shape else []
         cuts = tuple((axis, draw(st.integers(0, len(shape) - 1))) for axis in axes)
-        layouts.append(Layout(spec(f"t{number}", *shape, itemsize=draw(st.sampled_from([1, 2, 4, 8]))), cuts))
+        places = st.lists(st.integers(0, stages - 1), min_size=1, unique=True).map(lambda at: tuple(sorted(at)))
+        held = draw(st.one_of(st.none(), st.integers(0, stages - 1), places))
+        held_at = () if held is None else (("pp", held),)
+        layouts.append(Layout(spec(f"t{number}", *shape, itemsize=draw(st.sampled_from([1, 2, 4, 8]))), cuts, held_at))
     return layouts, mesh
 
 

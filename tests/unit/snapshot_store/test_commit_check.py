@@ -6,7 +6,7 @@ import pytest
 
 from elastic.errors import CommitRefused
 from elastic.protocol.commit import commit_check
-from elastic.protocol.shares import PointInTime, ShareReport
+from elastic.protocol.shares import Agreement, PointInTime, ShareReport
 
 POINT = PointInTime(3, 40, 320, 320, 5120, (("adamw", 40),), (("warmup", 40),))
 
@@ -50,3 +50,31 @@ def test_a_missing_a_double_a_foreign_and_an_older_share_are_refused() -> None:
         commit_check([*reports(3), replace(reports()[3], attempt="g3-0")], 4)
     with pytest.raises(CommitRefused, match="sent no share"):
         commit_check([], 4)
+
+
+def holding(*told: tuple[str, str, int]) -> tuple[Agreement, ...]:
+    return tuple(Agreement(held_at, 0, holders, what) for held_at, what, holders in told)
+
+
+def test_ranks_may_hold_different_tensors_where_they_say_so() -> None:
+    both = ("", "model.norm float32[4] (aa)", 4)
+    stages = [holding(both, (f"pp={rank // 2}", f"layers.{rank // 2} (bb)", 2)) for rank in range(4)]
+    commit_check([replace(report, agreements=said) for report, said in zip(reports(), stages)], 4)
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        (
+            [("", "a float32[4] (aa)", 2), ("", "a float32[6] (ab)", 2)],
+            r"2 ranks of the mesh .* rank 0: a .*\[4\].*\[6\]",
+        ),
+        (
+            [("pp=0", "a (aa)", 2), ("pp=1", "a (aa)", 1)],
+            r"the 2 ranks at pp=0 do not hold the same .* rank 0: a \(aa\)",
+        ),
+    ],
+)
+def test_holders_that_planned_from_other_tensors_are_refused(said: list[tuple[str, str, int]], says: str) -> None:
+    with pytest.raises(CommitRefused, match=says + r".*elastic\.declare"):
+        commit_check([replace(report, agreements=holding(one)) for report, one in zip(reports(2), said)], 2)
