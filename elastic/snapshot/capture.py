@@ -25,7 +25,7 @@ from elastic.snapshot.module_state import ModuleState
 from elastic.snapshot.object_state import ObjectState
 from elastic.snapshot.optimizer_state import OptimizerState
 from elastic.snapshot.per_rank import PerRank
-from elastic.snapshot.replicas import ReplicaSamples
+from elastic.snapshot.replica_samples import ReplicaSamples
 from elastic.snapshot.save_plan import SaveShare, plan_key, plan_share
 from elastic.snapshot.tensor_layout import local_part
 from elastic.snapshot.tree import encode

@@ -31,7 +31,7 @@ from elastic.snapshot.manifest import (
     manifest_digest,
 )
 from elastic.snapshot.object_names import attempt_prefix, latest_key, marker_key
-from elastic.snapshot.replicas import check_replicas
+from elastic.snapshot.replica_check import check_replicas
 from elastic.storage.blob_store import BlobStore
 from elastic.storage.conditional import commit_marker
 

@@ -18,7 +18,7 @@ from elastic.snapshot.capture import Attached
 from elastic.snapshot.committer import commit_remote
 from elastic.snapshot.node_tier import NodeTier
 from elastic.snapshot.object_names import attempt_prefix
-from elastic.snapshot.replicas import check_replicas
+from elastic.snapshot.replica_check import check_replicas
 from elastic.snapshot.restore import restore
 from elastic.snapshot.staging import Stager, capture_and_stage
 from elastic.storage.memory_blobs import MemoryBlobs
