@@ -34,7 +34,7 @@ def check_replicas(objects: ObjectTrees, where: str) -> None:
         replicas = decode(objects.trees[digest]).get("replicas")
         if not replicas:
             continue
-        samples = np.frombuffer(replicas["samples"], np.float32)
+        samples = np.frombuffer(replicas["elements"], np.float32)
         at = 0
         for name, offset, count in replicas["tensors"]:
             mine = np.nan_to_num(samples[at : at + count].astype(np.float64))

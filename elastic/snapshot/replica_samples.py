@@ -36,7 +36,7 @@ class ReplicaSamples:
         if self._names is None:
             return {}
         parts = [torch.cat(views).to("cpu", torch.float32).numpy().tobytes() for views in self._views.values()]
-        return {"replicas": {"tensors": self._names, "samples": b"".join(parts)}}
+        return {"replicas": {"tensors": self._names, "elements": b"".join(parts)}}
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
