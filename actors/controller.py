@@ -434,6 +434,15 @@ class Controller:
 
     def _uploaded(self, uploaded: Uploaded) -> None:
         ref, at = uploaded.ref, now()
+        if uploaded.weights_only:
+            self.journal.note(
+                "weights",
+                step=ref.step,
+                directory=ref.directory,
+                seconds=uploaded.seconds,
+                written_bytes=uploaded.written_bytes,
+            )
+            return
         self.chronicle.durable(ref, uploaded.seconds, uploaded.parts_s, uploaded.written_bytes)
         self.journal.note(
             "durable",

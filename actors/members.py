@@ -63,7 +63,7 @@ class Members:
             snapshots.arena_directory,
             snapshots.checksum,
             run.storage_path,
-            snapshots.max_uploads_in_flight,
+            snapshots.max_uploads_in_flight + (snapshots.weights_every is not None),
             snapshots.upload_bytes_per_s,
         )
         try:

@@ -11,7 +11,8 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -23,6 +24,7 @@ import elastic
 from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
 from actors.restores import Opened, Restores
+from actors.share_socket import ShareAddress, ShareServer, fetch
 from actors.terminate import on_sigterm
 from elastic.clock import now, wall
 from elastic.errors import ElasticError, SnapshotError, StorageError
@@ -37,7 +39,8 @@ from elastic.snapshot.made_with import installed, of_objects
 from elastic.snapshot.manifest import FileRecord, SnapshotRef
 from elastic.snapshot.node_fetch import Fetched
 from elastic.snapshot.node_tier import NodeTier
-from elastic.snapshot.object_names import attempt_prefix
+from elastic.snapshot.object_names import attempt_prefix, node_pack, parse_node_pack
+from elastic.snapshot.weights_only import weights_index, weights_run
 from elastic.storage.blob_store import open_store
 from elastic.storage.paced_blobs import Pace, PacedBlobs
 
@@ -82,6 +85,11 @@ class Upload:
     write_id: str
     versions: Mapping[str, str]
     previous: SnapshotRef | None = None
+    weights_only: bool = False
+
+    def run_of(self, run: str) -> str:
+        """The run whose snapshot it becomes, when ``run`` takes it."""
+        return weights_run(run) if self.weights_only else run
 
 
 def arena_path(directory: str, run: str, node: str) -> str:
@@ -129,6 +137,7 @@ class NodeStore:
         self.tier = NodeTier(path, algorithm=spec.checksum, max_in_flight=spec.max_in_flight)
         self._pace = Pace(spec.upload_bytes_per_s) if spec.upload_bytes_per_s is not None else None
         self.restores = Restores(spec.run, spec.node, spec.storage, self.tier)
+        self._shares = ShareServer(ray.util.get_node_ip_address(), self._held)
         self._generation = 0
         self._peers: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -189,16 +198,24 @@ class NodeStore:
             return ()
         try:
             actor = ray.get_actor(store_name(self.spec.run, peer), namespace=NAMESPACE)
-            with self.tier.pinned(attempt):
-                header, data = self.tier.export_share(attempt, rank)
-                ray.get(actor.accept_share.remote(attempt, rank, header, np.frombuffer(data, np.uint8)))
+            ray.get(actor.fetch_share.remote(attempt, rank, self._shares.address))
         except (ray.exceptions.RayError, ValueError) as error:
             raise SnapshotError(f"the replica on node {peer} was not made: {error}", f"attempt {attempt}") from None
         return (peer,)
 
-    def accept_share(self, attempt: str, rank: int, header: bytes, data: np.ndarray[Any, Any]) -> None:
-        """Keep a replica of a peer's share; checked on arrival."""
-        self.tier.accept_share(attempt, rank, header, memoryview(data))
+    def share_address(self) -> ShareAddress:
+        """Where ``share_socket.fetch`` finds the shares of this node, by the names of their packs."""
+        return self._shares.address
+
+    def fetch_share(self, attempt: str, rank: int, address: ShareAddress) -> None:
+        """Keep a replica of the share that a peer serves; checked on arrival."""
+        self.tier.receive_share(attempt, rank, lambda place: fetch(address, node_pack(attempt, rank), place))
+
+    @contextmanager
+    def _held(self, pack: str) -> Iterator[tuple[bytes, memoryview]]:
+        attempt, rank = parse_node_pack(pack)
+        with self.tier.pinned(attempt):
+            yield self.tier.export_share(attempt, rank)
 
     def commit(self, attempt: str) -> None:
         """The attempt is committed; the former one is given back when nobody reads it."""
@@ -253,11 +270,20 @@ class NodeStore:
 
     def upload(self, upload: Upload, ranks: tuple[int, ...], number: int) -> list[FileRecord]:
         """Write the packs of ``ranks`` and this node's chunk table, as the ``number``-th store that does."""
-        prefix = attempt_prefix(self.spec.run, upload.step, upload.snapshot_id, upload.attempt)
+        run = upload.run_of(self.spec.run)
+        prefix = attempt_prefix(run, upload.step, upload.snapshot_id, upload.attempt)
         store = open_store(self.spec.storage)
         if self._pace is not None:
             store = PacedBlobs(store, self._pace)
-        return self.tier.upload(upload.attempt, store, prefix, node=number, ranks=ranks, previous=upload.previous)
+        return self.tier.upload(
+            upload.attempt,
+            store,
+            prefix,
+            node=number,
+            ranks=ranks,
+            previous=upload.previous,
+            weights_only=upload.weights_only,
+        )
 
     def commit_durable(
         self,
@@ -278,14 +304,16 @@ class NodeStore:
             actor = ray.get_actor(store_name(self.spec.run, node), namespace=NAMESPACE)
             headers |= ray.get(actor.headers.remote(upload.attempt, tuple(ranks)))
         index = self.tier.index(upload.attempt, headers, upload.snapshot_id)
+        if upload.weights_only:
+            index = weights_index(index)
         return commit_remote(
             open_store(self.spec.storage),
-            self.spec.run,
+            upload.run_of(self.spec.run),
             index,
             reports,
             files,
             versions=_versions(index, upload.versions),
-            has=_presence(index),
+            has={} if upload.weights_only else _presence(index),
             write_id=upload.write_id,
             committed_at_s=wall(),
             previous=upload.previous,
@@ -293,12 +321,12 @@ class NodeStore:
             metrics=metrics,
         )
 
-    def retain(self, keep: int | str, in_flight: tuple[str, ...]) -> list[str]:
-        """Let go of the durable snapshots that the rules ``keep`` do not keep and sweep, but for the directories of
-        what is on its way and refers to them. Returns the names of what was deleted."""
+    def retain(self, run: str, keep: int | str, in_flight: tuple[str, ...]) -> list[str]:
+        """Let go of the durable snapshots of ``run`` that the rules ``keep`` do not keep and sweep, but for the
+        directories of what is on its way and refers to them. Returns the names of what was deleted."""
         report = collect(
             open_store(self.spec.storage),
-            self.spec.run,
+            run,
             parse(keep),
             now_s=wall(),
             in_flight=in_flight,
@@ -309,6 +337,7 @@ class NodeStore:
     def close(self) -> None:
         """Give all memory back; the actor can be killed afterwards."""
         self.restores.close()
+        self._shares.close()
         self.tier.close()
 
 

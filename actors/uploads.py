@@ -20,7 +20,7 @@ from actors.node_store import Upload
 from elastic.clock import now, wall
 from elastic.config import SnapshotConfig
 from elastic.errors import CommitUnknown, ElasticError, SnapshotError
-from elastic.protocol.snapshot_round import RoundState
+from elastic.protocol.snapshot_round import LIVE, RoundState
 from elastic.snapshot.manifest import SnapshotRef
 from elastic.snapshot.object_names import new_snapshot_id, snapshot_directory
 
@@ -39,6 +39,7 @@ class Uploaded:
     parts_s: Mapping[str, float]
     written_bytes: int
     referenced_bytes: int
+    weights_only: bool = False
 
 
 class UploadShell:
@@ -61,6 +62,9 @@ class UploadShell:
         self._newest: RoundState | None = None
         self._begun_step = self._done_step = -1
         self.previous: SnapshotRef | None = None
+        self._node_commits = 0
+        self._weights: asyncio.Task[None] | None = None
+        self._previous_weights: SnapshotRef | None = None
         self._directories: list[str] = []
         """Of snapshots that are being written, and of those that they refer to."""
         self.last_failure = ""
@@ -83,10 +87,30 @@ class UploadShell:
     def committed(self, state: RoundState, *, due: bool) -> bool:
         """A node snapshot was committed; upload it if it is due and there is room. True if it was begun."""
         self._newest = state
+        self._weights_too(state)
         if not due or self.busy:
             return False
         self._begin(state)
         return True
+
+    def _weights_too(self, state: RoundState) -> None:
+        """Send the weights alone if they are due; a slot that comes while they are on their way is skipped."""
+        self._node_commits += state.purpose != LIVE
+        every = self._config.weights_every
+        if every is None or state.purpose == LIVE or self._node_commits % every or self._weights is not None:
+            return
+        self._weights = asyncio.get_running_loop().create_task(self._upload_weights(state))
+
+    async def _upload_weights(self, state: RoundState) -> None:
+        try:
+            uploaded = await self._perform(state, now(), weights_only=True)
+        except (ElasticError, RayError, KeyError, OSError) as error:
+            self._on_failure("", f"the weights of step {state.step} did not become durable: {first_line(error)}")
+        else:
+            self._previous_weights = uploaded.ref
+            self._on_commit(uploaded)
+        finally:
+            self._weights = None
 
     def _begin(self, state: RoundState) -> None:
         self._begun_step = max(self._begun_step, state.step)
@@ -102,6 +126,8 @@ class UploadShell:
 
     async def finish(self) -> str:
         """Make the newest node snapshot durable. Returns why not, or an empty text."""
+        if self._weights is not None:
+            await asyncio.wait({self._weights})
         for attempt in range(FINAL_TRIES + 1):
             while self._tasks:
                 await asyncio.wait(set(self._tasks))
@@ -125,14 +151,22 @@ class UploadShell:
         self._on_commit(uploaded)
         return True
 
-    async def _perform(self, state: RoundState, started: float) -> Uploaded:
+    async def _perform(self, state: RoundState, started: float, weights_only: bool = False) -> Uploaded:
         stores = self._stores()
         owners = {rank: next((n for n in nodes if n in stores), "") for rank, nodes in state.places.items()}
         if lost := [rank for rank, node in owners.items() if not node]:
             raise SnapshotError(f"the shares of ranks {lost} are in no node's memory any more", state.attempt)
         snapshot_id = new_snapshot_id(wall(), secrets.token_hex(4))
-        previous = None if self._config.synchronous else self.previous
-        upload = Upload(state.attempt, snapshot_id, state.step, secrets.token_hex(16), self._versions, previous)
+        previous = self._previous_weights if weights_only else self.previous
+        upload = Upload(
+            state.attempt,
+            snapshot_id,
+            state.step,
+            secrets.token_hex(16),
+            self._versions,
+            None if self._config.synchronous else previous,
+            weights_only,
+        )
         using = [snapshot_directory(state.step, upload.snapshot_id)]
         using += [upload.previous.directory] if upload.previous else []
         self._directories += using
@@ -141,8 +175,9 @@ class UploadShell:
         finally:
             for directory in using:
                 self._directories.remove(directory)
+        keep = self._config.keep_weights if weights_only else self._config.keep
         try:
-            await answer(leader.retain.remote(self._config.keep, tuple(self._directories)))
+            await answer(leader.retain.remote(uploaded.ref.run, keep, tuple(self._directories)))
         except (ElasticError, RayError) as error:
             log.warning("old snapshots were not removed: %s", first_line(error))
         return uploaded
@@ -176,4 +211,5 @@ class UploadShell:
             {"upload": packed - started, "commit": ended - packed},
             sum(record.written_bytes for record in records),
             sum(record.referenced_bytes for record in records),
+            upload.weights_only,
         ), leader

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
 from elastic.errors import ConfigError
 from elastic.mesh import MeshRule, check_rule, largest
@@ -144,6 +144,11 @@ class SnapshotConfig(_Config):
     keep: int | str = 3
     """Durable snapshots that are kept, others are removed after a newer one is committed: a number, or rules of
     ``elastic.retention`` with ``|`` between them, as ``"keep_last(3) | every_hours(24) | best(2, 'loss')"``."""
+    weights_every: int | None = None
+    """Every how many node snapshots the weights alone also go to durable storage, without optimizer state and the
+    rest, as the run ``NAME.weights``: to evaluate, or to start others from. No run resumes from them."""
+    keep_weights: int | str = 3
+    """As ``keep``, for the weights alone."""
     upload_bytes_per_s: float | None = None
     """The most that each node sends to durable storage; None: as fast as it can."""
     checksum: Literal["xxh3_128", "blake3", "sha256"] = "xxh3_128"
@@ -164,9 +169,9 @@ class SnapshotConfig(_Config):
             return value
         return _positive("interval", value)
 
-    @field_validator("keep", mode="before")
+    @field_validator("keep", "keep_weights", mode="before")
     @classmethod
-    def _check_keep(cls, value: Any) -> Any:
+    def _check_keep(cls, value: Any, info: ValidationInfo) -> Any:
         """Kept as a text or a number, whatever it was given as: rules themselves cannot cross processes."""
         if isinstance(value, Retention):
             return str(value)
@@ -175,12 +180,12 @@ class SnapshotConfig(_Config):
         try:
             parse(value)
         except ConfigError as error:
-            raise _Invalid("keep", value, error.cure) from None
+            raise _Invalid(info.field_name or "keep", value, error.cure) from None
         return int(value) if isinstance(value, str) and value.strip().isdigit() else value
 
     @model_validator(mode="after")
     def _check(self) -> SnapshotConfig:
-        for field in ("mtbf_s", "remote_every", "max_uploads_in_flight", "upload_bytes_per_s"):
+        for field in ("mtbf_s", "remote_every", "max_uploads_in_flight", "weights_every", "upload_bytes_per_s"):
             if (value := getattr(self, field)) is not None and value != "auto":
                 _positive(field, value)
         return self

@@ -280,7 +280,7 @@ class Run:
         assert guard is not None
         mark = guard.mark
         first = True
-        turn_started = now()
+        turn_started, self._stall_s = now(), 0.0  # the snapshot of the first boundary is no part of the first step
         while until_step is None or self._step < until_step:
             if derived:
                 seed_everything(seed, self._step, coordinate)

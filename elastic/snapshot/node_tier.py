@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,13 +35,17 @@ from elastic.snapshot.reader import SnapshotCatalog
 from elastic.snapshot.save_plan import SaveShare
 from elastic.snapshot.seal import digest_chunks, seal, table_digest
 from elastic.snapshot.sources import Chunk, Copy, Serve, ServedCopy, VerifiedSource
-from elastic.snapshot.uploader import PARALLEL_UPLOADS, upload_shares
+from elastic.snapshot.uploader import upload_shares
+from elastic.snapshot.weights_only import weights_table
 from elastic.storage.blob_store import BlobStore, Buffer
+
+Place = Callable[[bytes, int], memoryview]
 
 KEPT_SLOTS = 2
 """Slots per share besides those in flight: the committed snapshot, and one for the live tier."""
 KEPT_PLANS = 256
-KEPT_UPLOADS = 2
+KEPT_UPLOADS = 4
+"""Two whole snapshots and two of weights alone: one on its way, and the one that it is compared with."""
 MAX_DEPTH = 16
 """A snapshot that would refer to one this deep is written in full."""
 
@@ -129,31 +133,45 @@ class NodeTier:
         return share.header.to_bytes(), data.data.toreadonly()
 
     def accept_share(self, attempt: str, rank: int, header: bytes, data: Buffer | Sequence[Buffer]) -> ShareReport:
-        """Hold a replica of a peer's share; every chunk is checked after it has arrived in the arena.
+        """Hold a replica of a peer's share, whose bytes are ``data``, whole or in parts. See ``receive_share``."""
+        parts = [data] if isinstance(data, (bytes, bytearray, memoryview)) else data
 
-        ``data`` is the bytes of the share, whole or in parts. Raises CorruptSnapshot if a chunk arrived damaged,
-        SnapshotError if no slot is free; the share is then not held.
-        """
-        started = time.perf_counter()
-        head = ShareHeader.from_bytes(header)
-        if (head.attempt, head.rank) != (attempt, rank):
-            raise InternalError(f"share {head.attempt}/{head.rank} was sent as {attempt}/{rank}")
-        slot = self._book.take_for_replica(attempt, rank, head.used_bytes)
-        try:
-            view = self.arena.view(slot)
-            at = 0
-            for part in [data] if isinstance(data, (bytes, bytearray, memoryview)) else data:
+        def fill(place: Place) -> None:
+            view, at = np.frombuffer(place(header, sum(memoryview(part).nbytes for part in parts)), np.uint8), 0
+            for part in parts:
                 source = np.frombuffer(part, np.uint8)
                 np.copyto(view[at : at + len(source)], source)
                 at += len(source)
-            if at != head.used_bytes:
-                raise CorruptSnapshot(f"share of rank {rank} has {at} bytes instead of {head.used_bytes}", attempt)
-            self._check_rows(head.table, view)
+
+        return self.receive_share(attempt, rank, fill)
+
+    def receive_share(self, attempt: str, rank: int, fill: Callable[[Place], None]) -> ShareReport:
+        """Hold a replica of a peer's share; every chunk is checked after it has arrived in the arena.
+
+        ``fill`` is given a function that answers the header and the number of bytes with the memory that they go to.
+        Raises CorruptSnapshot if a chunk arrived damaged, SnapshotError if no slot is free; the share is then not held.
+        """
+        started = time.perf_counter()
+        taken: list[HeldShare] = []
+
+        def place(header: bytes, nbytes: int) -> memoryview:
+            head = ShareHeader.from_bytes(header)
+            if (head.attempt, head.rank) != (attempt, rank):
+                raise InternalError(f"share {head.attempt}/{head.rank} was sent as {attempt}/{rank}")
+            if nbytes != head.used_bytes:
+                raise CorruptSnapshot(f"share of rank {rank} has {nbytes} bytes instead of {head.used_bytes}", attempt)
+            taken.append(HeldShare(head, self._book.take_for_replica(attempt, rank, nbytes)))
+            return self.arena.view(taken[0].slot)[:nbytes].data
+
+        try:
+            fill(place)
+            self._check_rows(taken[0].header.table, self.arena.view(taken[0].slot))
         except BaseException:
-            self.arena.release(slot)
+            for share in taken:
+                self.arena.release(share.slot)
             raise
-        self._book.hold_replica(HeldShare(head, slot))
-        return head.report({"replicate": time.perf_counter() - started})
+        self._book.hold_replica(taken[0])
+        return taken[0].header.report({"replicate": time.perf_counter() - started})
 
     def commit(self, attempt: str) -> None:
         """Make ``attempt`` the committed one here; the former is given back as soon as nobody reads it. Idempotent.
@@ -277,11 +295,11 @@ class NodeTier:
         ranks: Sequence[int] | None = None,
         previous: SnapshotRef | None = None,
         max_depth: int = MAX_DEPTH,
-        parallel: int = PARALLEL_UPLOADS,
+        weights_only: bool = False,
     ) -> list[FileRecord]:
         """Write the shares of ``ranks`` (all that are held) under ``prefix`` (see ``attempt_prefix``), as the
         ``node``-th of the stores that do. Chunks that ``previous`` holds are referred to,
-        unless it is ``max_depth`` deep already.
+        unless it is ``max_depth`` deep already. With ``weights_only`` only tensors of modules are written.
 
         The slots are held meanwhile, whatever is committed. Durable on return. Raises StorageError if a write failed,
         SnapshotError if a share is not held here.
@@ -299,14 +317,11 @@ class NodeTier:
             if previous is not None and previous.depth < max_depth:
                 before = self._table_of(store, previous)
             bytes_of = {rank: self.arena.view(shares[rank].slot) for rank in chosen}
-            records, table = upload_shares(
-                {rank: (shares[rank].header.table, bytes_of[rank]) for rank in chosen},
-                store,
-                prefix,
-                node=node,
-                previous=before,
-                parallel=parallel,
-            )
+            tables = {rank: shares[rank].header.table for rank in chosen}
+            if weights_only:
+                tables = {rank: weights_table(table, shares[rank].header.objects) for rank, table in tables.items()}
+            shares_of = {rank: (tables[rank], bytes_of[rank]) for rank in chosen}
+            records, table = upload_shares(shares_of, store, prefix, node=node, previous=before)
         with self._lock:
             self._uploaded = dict([*self._uploaded.items(), (prefix, table)][-KEPT_UPLOADS:])
         return records

@@ -77,6 +77,8 @@ def test_a_synchronous_snapshot_is_durable_before_the_next_step(
         synchronous=True,
         keep="keep_last(1) | best(1, 'loss')",
         upload_bytes_per_s=4 << 20,
+        weights_every=1,
+        keep_weights=2,
     ).fit()
     assert result.error is None
     periodic = [snapshot for snapshot in result.snapshots if snapshot.purpose == "periodic"]
@@ -93,6 +95,15 @@ def test_a_synchronous_snapshot_is_durable_before_the_next_step(
     assert {12, best_step} == set(kept), "the newest and the one with the smallest loss"
     losses = {row["step"]: row["loss"] for row in result.metrics}
     assert all(manifest.metrics["loss"] == losses[step] for step, manifest in kept.items())
+
+    weights = SnapshotCatalog(store, "sync.weights")
+    assert 1 <= len(weights.list()) <= 2
+    newest = weights.list()[0]
+    assert not any(weights.manifest(newest).has.values())
+    alone, whole = weights.load(newest), catalog.load(catalog.list()[0])
+    assert newest.step == 12
+    assert set(alone) == {name for name in whole if name.startswith("model.")}
+    assert all((alone[name] == whole[name]).all() for name in alone)
 
     told = [record for record in journal_records(store, "sync") if record["kind"] in ("snapshot", "durable")]
     assert {record["attempt"] for record in told if record["kind"] == "snapshot"} == {

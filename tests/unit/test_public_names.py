@@ -21,7 +21,7 @@ FIELDS = {
     "ScalingConfig": {"num_workers", "resources_per_worker", "use_gpu", "hot_spares", "mesh"},
     "SnapshotConfig": {
         "interval", "mtbf_s", "replicas", "remote_every", "max_uploads_in_flight", "when_busy", "synchronous", "keep",
-        "upload_bytes_per_s", "checksum", "arena_directory", "rng", "rng_on_resize",
+        "weights_every", "keep_weights", "upload_bytes_per_s", "checksum", "arena_directory", "rng", "rng_on_resize",
     },
     "FailureConfig": {
         "max_failures_without_progress", "max_user_errors", "unwind_timeout_s", "form_timeout_s", "wait_for_workers_s",
