@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 from actors.journal_writer import JournalWriter
 from elastic.errors import ClusterError, ConfigError, DeterministicFailure, ElasticError, SnapshotError, TrainingFailed
 from elastic.protocol import run_lifecycle as life
+from elastic.protocol.fitness import cooling
 from elastic.protocol.incident import Incident
-from elastic.protocol.membership import WARM
+from elastic.protocol.membership import WARM, smallest
 from elastic.protocol.run_lifecycle import RunState
 from elastic.protocol.snapshot_round import RoundState
 from elastic.result import GenerationReport, IncidentReport, Result, SnapshotReport
@@ -143,6 +144,10 @@ class Chronicle:
             at_s=incident.opened_at - (self._began_at or 0.0),
             restored_from=self._generations[-1].restored_from if self._generations else "",
             not_live=incident.not_live,
+            failure_class=incident.culprit.failure_class,
+            rank=incident.culprit.rank,
+            node=incident.culprit.node,
+            traceback=incident.culprit.traceback,
         )
         self._incidents.append(report)
         return report
@@ -232,6 +237,7 @@ class Chronicle:
             "mesh_reason": self._generations[-1].reason if self._generations else "",
             "spares": sum(member.phase == WARM for member in state.members.values()),
             "target": state.target,
+            "smallest": smallest(state.limits.mesh, state.limits.min_workers, state.limits.max_workers),
             "nodes": len(state.nodes),
             "members": {m.name: {"node": m.node, "phase": m.phase} for m in state.members.values()},
             "step": self.step,
@@ -247,7 +253,7 @@ class Chronicle:
             "interval": cadence.to_json() if cadence is not None else None,
             "incidents": [asdict(incident) for incident in self._incidents],
             "notices": list(self._notices),
-            "node_list": node_list(state),
+            "node_list": node_list(state, at),
             "alarms": list(self._alarms),
             "journal_lag": journal_lag,
             "wall_s": at - self._began_at if self._began_at is not None else 0.0,
@@ -278,8 +284,10 @@ class Chronicle:
         )
 
 
-def node_list(state: RunState) -> list[dict[str, Any]]:
+def node_list(state: RunState, at: float) -> list[dict[str, Any]]:
     """What the run makes of each node; JSON-able."""
+    cools = {node: state.deadlines[f"cool {node}"] - at for node in cooling(state)}
+    failed = Counter(node for _, node in state.node_failures)
     return [
         {
             "node": node.name,
@@ -287,7 +295,13 @@ def node_list(state: RunState) -> list[dict[str, Any]]:
             "domain": node.domain,
             "store": node.store,
             "members": sorted(member.name for member in state.members.values() if member.node == node.name),
-            "leaving": [{"by": n.by, "why": n.why} for n in state.notices if n.node == node.name],
+            "leaving": [
+                {"by": n.by, "why": n.why, "left_s": n.deadline - at if math.isfinite(n.deadline) else None}
+                for n in state.notices
+                if n.node == node.name
+            ],
+            "failures": failed[node.name],
+            "left_alone_s": max(0.0, cools.get(node.name, 0.0)),
         }
         for node in state.nodes.values()
     ]

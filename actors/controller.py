@@ -38,6 +38,7 @@ from actors.watch import kill
 from elastic.clock import now, wall
 from elastic.errors import ElasticError, InternalError
 from elastic.protocol import run_lifecycle as life
+from elastic.protocol.classification import COUNTED, PREEMPTION, Evidence, classify
 from elastic.protocol.machine import Machine
 from elastic.protocol.membership import smallest
 from elastic.protocol.run_lifecycle import RunState
@@ -303,6 +304,7 @@ class Controller:
                 self.chronicle.measured(generation, event.samples, event.metrics, at)
                 self.journal.note("metrics", generation=generation, rows=event.metrics)
             rank = self.machine.state.rank_of(member)
+            evidence = Evidence(text=event.error, error_types=event.error_types, errno=event.errno)
             departure = life.Departure(
                 member,
                 -1 if rank is None else rank,
@@ -316,6 +318,7 @@ class Controller:
                 live_slack_bytes=event.live_slack_bytes,
                 live_reason=event.live_reason,
                 failure=event.failure,
+                failure_class=classify(evidence)[0] if event.cause == "error" else "",
             )
             self.post(life.Departed(at, generation, departure))
 
@@ -331,7 +334,11 @@ class Controller:
     def _incident_over(self, incident: Any) -> None:
         report = self.chronicle.incident(incident)
         self.journal.note("incident", incident=asdict(report))
-        if incident.kind in ("rank", "node", "hang"):
+        failure_class = incident.culprit.failure_class
+        if failure_class and failure_class not in COUNTED:
+            told = "noticed" if failure_class == PREEMPTION else "user"
+            self.journal.note("failure", **{"class": told})
+        elif incident.kind in ("rank", "node", "hang") or failure_class:
             failure = "node" if incident.kind == "node" else "process"
             self.journal.note("failure", **{"class": failure})
             self.journal.note("restore", seconds=incident.rto_s, **{"class": failure})

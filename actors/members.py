@@ -6,6 +6,7 @@ Turns what Ray says of processes into events of the lifecycle; decides nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,14 +15,17 @@ from ray.exceptions import RayError, RayTaskError
 
 from actors.calls import answer, first_line
 from actors.cluster_view import on_node
+from actors.death import Death, evidence_of, words_path
+from actors.last_words import LastWords
 from actors.names import NAMESPACE, member_name, store_name
-from actors.node_store import NodeStoreActor, StoreEvent, StoreSpec, versions
+from actors.node_store import NodeStoreActor, StoreEvent, StoreSpec, arena_path, versions
 from actors.rank import RankActor
 from actors.rank_orders import RankEvent, RankSpec
 from actors.watch import answers, kill, watch
 from elastic.clock import now
 from elastic.errors import ClusterError, ElasticError
 from elastic.protocol import run_lifecycle as life
+from elastic.protocol.classification import classify
 from elastic.protocol.run_lifecycle import RunState
 
 log = logging.getLogger("elastic.members")
@@ -112,6 +116,7 @@ class Members:
             seed=run.seed,
             rng=run.snapshots.rng,
             rng_on_resize=run.snapshots.rng_on_resize,
+            words=words_path(arena_path(run.snapshots.arena_directory, run.name, node), member),
             use_gpu=scaling.use_gpu,
             versions=self._spec.versions,
         )
@@ -149,12 +154,18 @@ class Members:
         kill(actor)
         await self._lost(member, why)
 
-    async def _lost(self, member: str, why: str) -> None:
-        """A rank is gone. Is its node? Whoever decides where to restore from must know, so the store is asked first."""
+    async def _lost(self, member: str, death: Death) -> None:
+        """A rank is gone. Is its node? Whoever decides where to restore from must know, so the store is asked first,
+        and then how the rank died."""
         node = self._nodes[member]
         if not await self._store_answers(node):
             return
-        self._post(life.MemberLost(now(), member, why))
+        words, oom_killed = LastWords(), False
+        with contextlib.suppress(RayError, KeyError, asyncio.TimeoutError):
+            asked = answer(self.stores[node].examine.remote(member))
+            words, oom_killed = await asyncio.wait_for(asked, self._spec.run.failures.probe_timeout_s)
+        failure_class, why = classify(evidence_of(death, words, oom_killed))
+        self._post(life.MemberLost(now(), member, why, failure_class=failure_class, traceback=words.traceback))
 
     async def _store_answers(self, node: str) -> bool:
         """Whether the store of ``node`` answers; where it does not, the node is lost with all its ranks."""

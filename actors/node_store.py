@@ -21,6 +21,8 @@ import numpy as np
 import ray
 
 import elastic
+from actors.death import Coroner
+from actors.last_words import LastWords
 from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
 from actors.restores import Opened, Restores
@@ -141,6 +143,7 @@ class NodeStore:
         self._generation = 0
         self._peers: dict[str, str] = {}
         self._lock = threading.Lock()
+        self._coroner = Coroner(path)
         on_sigterm(lambda: self.outbox.put(StoreEvent("terminating")))
 
     def versions(self) -> dict[str, str]:
@@ -153,7 +156,12 @@ class NodeStore:
 
     def poll(self, after: int, timeout_s: float) -> tuple[int, list[StoreEvent]]:
         """News; see Outbox.poll."""
+        self._coroner.look()
         return self.outbox.poll(after, timeout_s)
+
+    def examine(self, member: str) -> tuple[LastWords, bool]:
+        """How a rank of this node died; see Coroner."""
+        return self._coroner.examine(member)
 
     # --- making a snapshot ---------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from actors.last_words import leave_last_words
 from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
 from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec
@@ -32,6 +33,7 @@ class Rank:
         self._gate = BoundaryGate()
         self._generation = self._interrupted = -1
         self._train: TrainThread | None = None
+        leave_last_words(spec.words)
         on_sigterm(lambda: self.outbox.put(RankEvent("terminating", self._generation, self._gate.step)))
 
     # --- calls of the controller ---------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ class RankSpec:
     seed: int
     rng: str
     rng_on_resize: str = "refuse"
+    words: str = ""
+    """Where it leaves word of how it ends: see ``last_words``."""
     use_gpu: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     collective_timeout_s: float = 120.0
@@ -74,6 +76,9 @@ class RankEvent:
     traceback: str = ""
     collateral: bool = False
     failure: ElasticError | None = None
+    error_types: Collection[str] = ()
+    """For departed with an error: see ``classification.Evidence``."""
+    errno: int | None = None
     live_bytes: int = 0
     """For departed: bytes that the rank kept of boundary ``step``; 0 where it kept none, and ``live_reason`` why."""
     live_slack_bytes: int = 0

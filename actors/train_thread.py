@@ -29,6 +29,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 import torch.nn.parallel
 
+from actors.death import evidence_in
 from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec
 from actors.shares import StoreReader
 from elastic.clock import now
@@ -308,11 +309,14 @@ class TrainThread:
             cause = "refused"
         else:
             cause = "error"
+        types, errno = evidence_in(error)
         return RankEvent(
             "departed",
             order.generation,
             gate.step if self.run is not None and self.run.entered else -1,
             cause=cause,
+            error_types=types,
+            errno=errno,
             error=text,
             traceback=where,
             collateral=cause == "error" and is_collateral(error),

@@ -12,15 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from actors.calls import first_line
+from actors.death import Death, death_of
 
 POLL_S = 20.0
 PROBES = 2
 
 
-async def watch(actor: Any, on_event: Callable[[Any], None], probe: Callable[[], Any], probe_timeout_s: float) -> str:
+async def watch(actor: Any, on_event: Callable[[Any], None], probe: Callable[[], Any], probe_timeout_s: float) -> Death:
     """Deliver the actor's news until it dies; returns why. ``probe`` makes the call that proves life."""
     after = 0
     while True:
@@ -31,11 +32,9 @@ async def watch(actor: Any, on_event: Callable[[Any], None], probe: Callable[[],
             after = following
         except ActorUnavailableError as error:
             if not await answers(probe, probe_timeout_s):
-                return f"it does not answer ({first_line(error)})"
-        except ActorDiedError as error:
-            return first_line(error)
+                return Death(f"it does not answer ({first_line(error)})")
         except RayError as error:
-            return first_line(error)
+            return death_of(error)
 
 
 async def answers(probe: Callable[[], Any], timeout_s: float, tries: int = PROBES) -> bool:

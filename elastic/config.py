@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from elastic.errors import ConfigError
 from elastic.mesh import MeshRule, check_rule, largest
 from elastic.retention import Retention, parse
+from policies.failure_budget import BUDGETS, USER, Budget
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DURATION = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|steps?)?")
@@ -215,6 +217,10 @@ class FailureConfig(_Config):
     """Failures in a row without a step committed in between that end the run."""
     max_user_errors: int = 3
     """Errors of the train function that end the run; the same error at the same step ends it at the second."""
+    budgets: Mapping[str, tuple[int, float]] = {}
+    """How many failures of each class are borne, and after how many seconds of committed training one more is:
+    ``{"infrastructure": (50, 10.0)}``. Classes: infrastructure, preemption, hang, storage, out of memory; what is not
+    named keeps its default. For the class ``user`` see ``max_user_errors``."""
     unwind_timeout_s: float = 10.0
     """How long a surviving rank may take to leave the train function before it is killed and treated as lost."""
     form_timeout_s: float = 120.0
@@ -232,8 +238,23 @@ class FailureConfig(_Config):
     @model_validator(mode="after")
     def _check(self) -> FailureConfig:
         for field in type(self).model_fields:
-            _positive(field, getattr(self, field), or_zero=field == "wait_for_workers_s")
+            if field != "budgets":
+                _positive(field, getattr(self, field), or_zero=field == "wait_for_workers_s")
+        known = ", ".join(name for name in BUDGETS if name != USER)
+        for name, (burst, refill_s) in self.budgets.items():
+            if name == USER:
+                raise _Invalid(f"budgets[{name!r}]", (burst, refill_s), "use max_user_errors")
+            if name not in BUDGETS:
+                raise _Invalid(f"budgets[{name!r}]", (burst, refill_s), f"the classes are {known}")
+            _positive(f"budgets[{name!r}]", burst, or_zero=True)
+            _positive(f"budgets[{name!r}]", refill_s)
         return self
+
+    @property
+    def all_budgets(self) -> dict[str, Budget]:
+        """For every class, defaults filled in."""
+        given = {name: Budget(burst, refill_s) for name, (burst, refill_s) in self.budgets.items()}
+        return {**BUDGETS, **given, USER: replace(BUDGETS[USER], burst=self.max_user_errors - 1)}
 
 
 class RestoreConfig(_Config):

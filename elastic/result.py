@@ -50,6 +50,14 @@ class IncidentReport:
     """``live``, ``node`` or ``remote``."""
     not_live: str = ""
     """Why the survivors' own state was not taken."""
+    failure_class: str = ""
+    """``user``, ``infrastructure``, ``preemption``, ``hang``, ``storage`` or ``out of memory``."""
+    rank: int = -1
+    """The first that failed by itself, not because a peer went away; -1 where nobody did."""
+    node: str = ""
+    """Where it was."""
+    traceback: str = ""
+    """Its own, where it left one."""
 
 
 @dataclass(frozen=True, slots=True)

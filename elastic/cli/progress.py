@@ -24,6 +24,7 @@ def news(before: Status | None, after: Status) -> list[str]:
     lines = []
     incidents = after["incidents"]
     lines += [told(incident) for incident in incidents[len(old.get("incidents", [])) :]]
+    lines += [told_notice(notice) for notice in after.get("notices", [])[len(old.get("notices", [])) :]]
     if after["generation"] != old.get("generation", 0) and after["world_size"]:
         reason = after.get("mesh_reason", "")
         lines.append(
@@ -63,10 +64,38 @@ def told(incident: Status) -> str:
     """One incident in a sentence."""
     what = _KINDS.get(incident["kind"], incident["kind"])
     ranks = f"{incident['old_world_size']} → {incident['new_world_size']} ranks"
-    if incident["kind"] == "error":
-        what = f"{what} ({incident['why'].splitlines()[0][:200] if incident['why'] else 'unknown'})"
+    why = incident["why"].splitlines()[0][:200] if incident["why"] else "unknown"
+    failure_class, rank = incident.get("failure_class", ""), incident.get("rank", -1)
+    if failure_class and incident["kind"] != "error":
+        what = f"{what} ({failure_class}{f', rank {rank}' if rank >= 0 else ''}: {why})"
+    elif incident["kind"] == "error":
+        which = f"rank {rank}, {failure_class}: " if rank >= 0 and failure_class else ""
+        what = f"{what} ({which}{why})"
     took = f"going on after {seconds(incident['rto_s'])} ({split_text(incident['split'])})"
     return f"{what}, {incident['rung']}: {ranks}, {took}; {count(incident['steps_lost'], 'step')} lost"
+
+
+_WAYS = {
+    "shrink": "went on with fewer ranks",
+    "move": "moved to other nodes",
+    "leave": "left it and waited for another place",
+    "unwound": "a failure came first",
+    "cancelled": "taken back",
+}
+_WORDS = {"drain": "Ray drains it", "sigterm": "SIGTERM", "exclude": "excluded"}
+
+
+def told_notice(notice: Status) -> str:
+    """What word that nodes go away has led to, in a sentence."""
+    by = ", ".join(_WORDS.get(word, word) for word in notice["by"].split(", "))
+    nodes = ", ".join(node[:12] for node in notice["nodes"])
+    way = _WAYS.get(notice["purpose"], notice["purpose"])
+    text = f"node {nodes} goes away ({by}): {way}"
+    if notice["purpose"] not in ("shrink", "move", "leave"):
+        return text
+    ranks = f"{notice['old_world_size']} → {notice['new_world_size']} ranks"
+    still = seconds(notice["stood_still_s"])
+    return f"{text}, {ranks}; everybody out after {seconds(notice['out_s'])}, stood still for {still}, no step lost"
 
 
 def split_text(split: Mapping[str, float]) -> str:

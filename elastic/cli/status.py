@@ -9,8 +9,9 @@ import typer
 
 from elastic.cli.connect import run_handle
 from elastic.cli.local_runs import local_runs
+from elastic.cli.nodes import node_state
 from elastic.cli.output import command, count, number, print_json, seconds
-from elastic.cli.progress import figures, told
+from elastic.cli.progress import figures, told, told_notice
 from elastic.cli.run_settings import absolute
 from elastic.errors import ClusterError, ConfigError
 
@@ -62,6 +63,9 @@ def lines(now: dict[str, Any]) -> list[str]:
     if now["interval"]:
         found.append(f"  interval: {now['interval']['reason']}")
     found += [f"  incident at {seconds(i['at_s'])}: {told(i)}" for i in now["incidents"][-5:]]
+    found += [f"  notice: {told_notice(notice)}" for notice in now["notices"][-5:]]
+    states = {node["node"][:12]: node_state(node) for node in now["node_list"]}
+    found += [f"  node {name}: {', '.join(state)}" for name, state in states.items() if state]
     found += [f"  alarm: {alarm}" for alarm in now["alarms"][-5:]]
     return found
 

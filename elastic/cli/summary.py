@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from elastic.cli.output import count, number, seconds
-from elastic.cli.progress import told
+from elastic.cli.progress import told, told_notice
 from elastic.errors import DeterministicFailure
 from elastic.result import Result
 
@@ -18,6 +18,7 @@ def summary(result: Result) -> list[str]:
     lines += [f"  {name}: {value}" for name, value in facts(result)]
     for incident in result.to_json()["incidents"]:
         lines.append(f"  incident at {seconds(incident['at_s'])}: {told(incident)}")
+    lines += [f"  notice: {told_notice(notice)}" for notice in result.notices]
     if result.snapshot:
         lines.append(f"  newest durable snapshot: {result.storage.rstrip('/')}/{result.run}/{result.snapshot}")
     again = not isinstance(result.error, DeterministicFailure)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from elastic.protocol import notices
+from elastic.protocol.classification import STORAGE
 from elastic.protocol.departures import leave_all, settle
 from elastic.protocol.endings import end_run, failed_once_more
 from elastic.protocol.gathering import better_generation
@@ -13,6 +14,7 @@ from elastic.protocol.incident import Incident
 from elastic.protocol.run_commands import CancelRound, CloseIncident, EndRoundBeyond, EndRun, Interrupt, StartRound
 from elastic.protocol.run_events import (
     AtEnd,
+    Departure,
     Entered,
     FirstStep,
     Formed,
@@ -88,7 +90,7 @@ def begin_work(state: RunState, at: float) -> Outcome:
         return leave_all(state, at, "a stop was asked")
     if len(state.entered) < len(state.ranks):
         return state, ()
-    return replace(state, phase=RUNNING, first_round_due=True).undue("form"), ()
+    return replace(state, phase=RUNNING, first_round_due=True, progress_at=at).undue("form"), ()
 
 
 def next_round(state: RunState, at: float) -> Outcome:
@@ -140,7 +142,7 @@ def node_committed(state: RunState, event: NodeCommitted) -> Outcome:
     state = replace(state, node_snapshots=(snapshot,))
     began_at = state.restoring.step if state.restoring else 0
     if snapshot.step > began_at and event.purpose != "entry":
-        state = _progress(state, snapshot.step)
+        state = _progress(state, snapshot.step, event.at)
     if event.generation != state.generation:
         return state, ()
     state = _round_over(replace(state, round_failures=0), event.at)
@@ -158,10 +160,14 @@ def _holds(state: RunState, node: str) -> bool:
     return node not in state.nodes_lost and node in state.nodes and state.nodes[node].store_ready
 
 
-def _progress(state: RunState, step: int) -> RunState:
-    """A step is committed: what failed before it is forgiven. Errors at later steps, or right there, are not."""
+def _progress(state: RunState, step: int, at: float) -> RunState:
+    """A step is committed: what failed in a row before it is forgiven, and budgets fill up by the time it took. Errors
+    at later steps, or right there, are remembered."""
+    committed_s = at - state.progress_at
     return replace(
         state,
+        progress_at=at,
+        spent={name: state.limits.budgets[name].refill(spent, committed_s) for name, spent in state.spent.items()},
         failures_without_progress=0,
         avoid=frozenset(),
         user_errors=tuple(met for met in state.user_errors if max(at for _, at in met) >= step),
@@ -203,7 +209,8 @@ def _enter_anew(state: RunState, event: RoundAbandoned) -> Outcome:
     """Some ranks may have left the boundary where the snapshot was due: only a new generation brings them together."""
     if event.purpose == "stop":
         return leave_all(state, event.at, "")
-    state, ended = failed_once_more(state, event.reason, kind="snapshot")
+    unsealed = Departure("", -1, "lost", -1, event.at, event.reason, failure_class=STORAGE)
+    state, ended = failed_once_more(state, [unsealed], event.at, kind="snapshot")
     if ended:
         return end_run(state, ended)
     step = max(state.at_end.values(), default=0)

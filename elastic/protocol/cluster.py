@@ -98,7 +98,16 @@ def member_lost(state: RunState, event: MemberLost) -> Outcome:
     if member.phase == STARTING:
         failures = state.start_failures + 1
         state = replace(state, start_failures=failures).due("start", event.at + backoff_s(failures, 0.5, 60.0))
-    return lose(state, event.member, event.at, event.why, kind="rank", step=event.step)
+    return lose(
+        state,
+        event.member,
+        event.at,
+        event.why,
+        kind="rank",
+        step=event.step,
+        failure_class=event.failure_class,
+        traceback=event.traceback,
+    )
 
 
 def entry_failed(state: RunState, event: EntryFailed) -> Outcome:

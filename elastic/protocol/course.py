@@ -77,7 +77,8 @@ def tick(state: RunState, event: Tick) -> Outcome:
 
     ``cluster``, ``more``: the wait for members (see ``gathering``). ``form``, ``unwind``: ranks had so long to enter
     or to leave. ``return``: some returned early, the others had so long to do the same. ``seal``: an open round had so
-    long to end. ``retry``, ``start``, ``store <node>``: the time to try again. ``notice``, ``replaced``, ``leave``,
+    long to end. ``retry``, ``start``, ``store <node>``: the time to try again. ``again``: the wait between failures in
+    a row. ``cool <node>``: the node is used again. ``notice``, ``replaced``, ``leave``,
     ``lapse <node>``: see ``notices``.
     """
     passed = [name for name, at in state.deadlines.items() if at <= event.at]

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from elastic.protocol import notices
+from elastic.protocol.classification import HANG, INFRASTRUCTURE, PREEMPTION, REPEATS, STORAGE, USER
 from elastic.protocol.endings import end_run, failed_once_more, finished, released, stopped, user_error
-from elastic.protocol.incident import Incident
+from elastic.protocol.incident import Culprit, Incident
 from elastic.protocol.membership import UNWOUND
 from elastic.protocol.run_commands import CancelRound, EndRun, Interrupt, KillMember, Probe, StartSalvage
 from elastic.protocol.run_events import Departed, Departure
@@ -40,12 +41,28 @@ def departed(state: RunState, event: Departed) -> Outcome:
         return state, ()
     member = state.members[departure.member]
     state = replace(state, members={**state.members, member.name: replace(member, phase=UNWOUND)})
+    unclassified = STORAGE if departure.cause == "unreadable" else USER
+    departure = replace(departure, node=member.node, failure_class=departure.failure_class or unclassified)
     return depart(state, departure, "error")
 
 
-def lose(state: RunState, name: str, at: float, why: str, *, kind: str, step: int = -1) -> Outcome:
+def lose(
+    state: RunState,
+    name: str,
+    at: float,
+    why: str,
+    *,
+    kind: str,
+    step: int = -1,
+    failure_class: str = "",
+    traceback: str = "",
+    collateral: bool = False,
+) -> Outcome:
     """Take ``name`` out of the run; if it is in the living generation, that generation ends."""
     member = state.members[name]
+    failure_class = failure_class or (HANG if kind == "hang" else INFRASTRUCTURE)
+    if failure_class == INFRASTRUCTURE and member.node in notices.leaving(state):
+        failure_class = PREEMPTION
     members = {other: m for other, m in state.members.items() if other != name}
     state = replace(state, members=members, avoid=state.avoid | {member.node})
     rank = state.rank_of(name)
@@ -53,7 +70,19 @@ def lose(state: RunState, name: str, at: float, why: str, *, kind: str, step: in
         return replace(state, round_cancelled=True), (CancelRound(f"a survivor was lost: {why}"),)
     if rank is None or state.phase not in _IN_GENERATION or rank in state.departures:
         return state, ()
-    return depart(state, Departure(name, rank, "lost", step, at, error=why), kind)
+    departure = Departure(
+        name,
+        rank,
+        "lost",
+        step,
+        at,
+        error=why,
+        traceback=traceback,
+        collateral=collateral,
+        failure_class=failure_class,
+        node=member.node,
+    )
+    return depart(state, departure, kind)
 
 
 def depart(state: RunState, departure: Departure, kind: str) -> Outcome:
@@ -99,6 +128,7 @@ def _note_incident(state: RunState, departure: Departure, kind: str) -> RunState
     """A failure opens an incident; every departure tells how far its rank had come."""
     incident = state.incident
     if departure.cause in ("lost", "error", "unreadable"):
+        culprit = Culprit(departure.rank, departure.node, departure.failure_class, departure.traceback)
         if incident is None:
             incident = Incident.opened(
                 kind=kind,
@@ -108,19 +138,23 @@ def _note_incident(state: RunState, departure: Departure, kind: str) -> RunState
                 why=departure.error,
                 step=departure.step,
                 collateral=departure.collateral,
+                culprit=culprit,
             )
-        incident = incident.also(kind, departure.step, departure.error, collateral=departure.collateral)
+        incident = incident.also(
+            kind, departure.step, departure.error, collateral=departure.collateral, culprit=culprit
+        )
     elif incident is not None:
         incident = incident.reached(departure.step)
     return replace(state, incident=incident)
 
 
 def give_up_on(state: RunState, at: float, names: tuple[str, ...], why: str) -> Outcome:
-    """Kill members that are too slow; they count as lost."""
+    """Kill members that are too slow; they count as lost. Who only does not leave in time is not why it ended."""
+    late = state.phase == UNWINDING
     commands: list[Any] = []
     for name in names:
         if name in state.members:
-            state, more = lose(state, name, at, why, kind="hang")
+            state, more = lose(state, name, at, why, kind="hang", collateral=late)
             commands += [KillMember(name, why), *more]
     return state, tuple(commands)
 
@@ -150,19 +184,21 @@ def settle(state: RunState, at: float) -> Outcome:
     refused = next((d for d in departures if d.cause == "refused"), None)
     if refused:
         return end_run(state, EndRun("failed", refused.error, refused, kind="refused"))
-    lost = [d for d in departures if d.cause == "lost"]
-    own = sorted((d for d in departures if d.cause == "error" and not d.collateral), key=lambda d: d.at)
+    failing = sorted((d for d in departures if d.cause in ("lost", "error") and not d.collateral), key=lambda d: d.at)
+    own = [d for d in failing if d.failure_class in REPEATS]
+    suffered = [d for d in failing if d.failure_class not in REPEATS]
     unreadable = next((d for d in departures if d.cause == "unreadable"), None)
-    others = [d for d in departures if d.cause == "error" and d.collateral]
+    others = [d for d in departures if d.cause in ("lost", "error") and d.collateral]
     ended: EndRun | None = None
-    if unreadable and not lost:
+    if unreadable and not suffered:
         state, ended = _not_restored(state, unreadable)
-    if own and not lost and not ended:
-        state, ended = user_error(state, own)
-    elif not ended and not lost and not unreadable:
+    if own and not suffered and not ended:
+        step = max(d.step for d in departures)
+        state, ended = user_error(state, [replace(d, step=step) if d.cause == "lost" else d for d in own], at)
+    elif not ended and not suffered and not unreadable:
         ended = parted(state)
-    if not ended and (lost or unreadable or (others and not own)):
-        state, ended = failed_once_more(state, (lost or [d for d in (unreadable, *others) if d])[0].error)
+    if not ended and (suffered or unreadable or (others and not own)):
+        state, ended = failed_once_more(state, suffered or [d for d in (unreadable, *others) if d], at)
     if ended:
         return end_run(state, ended)
     return released(state), ()

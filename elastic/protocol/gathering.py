@@ -75,6 +75,8 @@ def gather(state: RunState, at: float) -> Outcome:
     """Begin the next generation if the ready members can form a mesh, now or when the wait for more is over."""
     if state.stop_asked:
         return stopped(state)
+    if "again" in state.deadlines:
+        return state, ()
     limits = state.limits
     ready = [member for member in state.members.values() if member.phase == WARM]
     mesh, reason = choose_mesh(limits.mesh, limits.min_workers, state.target, len(ready))

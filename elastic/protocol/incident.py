@@ -6,6 +6,20 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
+class Culprit:
+    """The first rank that failed by itself, not because a peer went away."""
+
+    rank: int = -1
+    node: str = ""
+    failure_class: str = ""
+    """See ``classification``."""
+    traceback: str = ""
+
+
+NOBODY = Culprit()
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     """Times are seconds on the controller's clock; -1 where the incident has not got so far."""
 
@@ -31,24 +45,35 @@ class Incident:
     """Why the live tier was not taken."""
     collateral: bool = False
     """``why`` only says that a peer went away."""
+    culprit: Culprit = NOBODY
 
     @classmethod
     def opened(
-        cls, *, kind: str, generation: int, world_size: int, at: float, why: str, step: int, collateral: bool = False
+        cls,
+        *,
+        kind: str,
+        generation: int,
+        world_size: int,
+        at: float,
+        why: str,
+        step: int,
+        collateral: bool = False,
+        culprit: Culprit = NOBODY,
     ) -> Incident:
         """The first sign of a failure."""
-        return cls(kind, generation, world_size, why, step, at, collateral=collateral)
+        return cls(kind, generation, world_size, why, step, at, collateral=collateral, culprit=culprit)
 
-    def also(self, kind: str, step: int, why: str, *, collateral: bool = False) -> Incident:
+    def also(self, kind: str, step: int, why: str, *, collateral: bool = False, culprit: Culprit = NOBODY) -> Incident:
         """Another sign of the same failure: a loss explains the errors around it, an error those of its peers."""
         graver = ("error", "hang", "rank", "node")
-        worse = graver.index(kind) > graver.index(self.kind)
+        worse = graver.index(kind) > graver.index(self.kind) and (self.collateral or not collateral)
         told = worse or (self.collateral and not collateral)
         return replace(
             self.reached(step),
             kind=kind if worse else self.kind,
             why=why if told else self.why,
             collateral=collateral if told else self.collateral,
+            culprit=culprit if told else self.culprit,
         )
 
     def reached(self, step: int) -> Incident:

@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from elastic.mesh import Mesh
+from elastic.protocol.fitness import cooling, trusted_again
 from elastic.protocol.membership import STARTING, Evacuation, Member, Notice, choose_mesh, smallest
 from elastic.protocol.run_commands import CloseNotice, Warn
 from elastic.protocol.run_events import NodeLeaving, NodeStaying
@@ -34,6 +35,7 @@ MOST_QUIET_S = 10.0
 REPLACE_S = 30.0
 """How long a move waits for members that are about to be ready, where the deadline allows it."""
 _DEADLINES = ("notice", "replaced", "leave")
+EXCLUDE = "exclude"
 SOFT = "sigterm"
 """A process was told to end, not its node: where there is no other place for it, the node is used again."""
 
@@ -72,6 +74,8 @@ def node_staying(state: RunState, event: NodeStaying) -> Outcome:
     state = replace(state, notices=notices)
     if event.by == SOFT:
         state = state.undue(f"lapse {event.node}")
+    if event.by == EXCLUDE:
+        state = trusted_again(state, event.node)
     plan = state.evacuation
     if leaving_ranks(state) or plan is None or plan.purpose:
         return _plan(state, event.at), ()
@@ -245,7 +249,7 @@ def _closed(state: RunState, plan: Evacuation, at: float) -> Outcome:
 
 def counted(state: RunState) -> int:
     """Members that are there to stay: who is on a node that goes away has to be replaced."""
-    gone = closed(state)
+    gone = leaving(state) & closed(state)
     return sum(member.node not in gone for member in state.members.values())
 
 
@@ -268,7 +272,7 @@ def dropped(state: RunState, at: float) -> frozenset[str]:
 def closed(state: RunState) -> frozenset[str]:
     """Nodes that take no new members."""
     hard = frozenset(notice.node for notice in state.notices if notice.by != SOFT)
-    soft = leaving(state) - hard
+    soft = (leaving(state) | cooling(state)) - hard
     if (
         soft
         and state.phase == GATHERING
@@ -279,8 +283,8 @@ def closed(state: RunState) -> frozenset[str]:
 
 
 def _room(state: RunState) -> int:
-    """Ranks that nodes can carry which do not go away."""
-    gone = leaving(state)
+    """Ranks that nodes can carry which neither go away nor are left alone."""
+    gone = leaving(state) | cooling(state)
     return sum(node.capacity for name, node in state.nodes.items() if name not in gone and not node.refused)
 
 

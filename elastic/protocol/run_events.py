@@ -33,6 +33,10 @@ class Departure:
     """Why nothing was kept."""
     failure: ElasticError | None = None
     """For ``refused`` and ``unreadable``: the error itself."""
+    failure_class: str = ""
+    """For ``error`` and ``lost``: see ``classification``."""
+    node: str = ""
+    """Where the rank was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,10 @@ class MemberLost:
     member: str
     why: str
     step: int = -1
+    failure_class: str = ""
+    """See ``classification``; empty where nothing more is known than that it is gone."""
+    traceback: str = ""
+    """What it left of its own crash."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from elastic.protocol.membership import Evacuation, Member, Node, Notice, peer_o
 from elastic.protocol.run_commands import EndRun
 from elastic.protocol.run_events import Departure
 from elastic.protocol.tiers import NodeSnapshot, RemoteSnapshot, RestoreOrder
+from policies.failure_budget import BUDGETS, Budget
 
 GATHERING, FORMING, RUNNING, STOPPING, UNWINDING = "gathering", "forming", "running", "stopping", "unwinding"
 FINISHING, ENDED = "finishing", "ended"
@@ -27,7 +28,9 @@ class Limits:
     replicas: int = 1
     hot_spares: int = 0
     max_failures_without_progress: int = 5
-    max_user_errors: int = 3
+    budgets: Mapping[str, Budget] = field(default_factory=lambda: dict(BUDGETS))
+    """For each class of failure: see ``classification``."""
+    seed: int = 0
     unwind_timeout_s: float = 10.0
     form_timeout_s: float = 120.0
     wait_for_workers_s: float = 10.0
@@ -77,9 +80,17 @@ class RunState:
     """Nodes whose memory was lost since the round was opened."""
     incident: Incident | None = None
     failures_without_progress: int = 0
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """Tokens that are out of each budget."""
+    progress_at: float = 0.0
+    """Since when training is not yet committed."""
+    node_failures: tuple[tuple[float, str], ...] = ()
+    """When which node failed, oldest first: see ``fitness``."""
+    cooled: Mapping[str, int] = field(default_factory=dict)
+    """How often a node was left alone for a while."""
     user_errors: tuple[tuple[tuple[str, int], ...], ...] = ()
-    """Errors of the train function, with the steps finished before them, for each generation that ended with some and
-    that no commit has got past."""
+    """Errors of the train function and want of memory, with the steps finished before them, for each generation that
+    ended with some and that no commit has got past."""
     avoid: frozenset[str] = frozenset()
     """Nodes on which a member was lost; used last for new members until a step is committed."""
     notices: tuple[Notice, ...] = ()

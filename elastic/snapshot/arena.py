@@ -252,8 +252,10 @@ def _remove_slots(directory: Path) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Remove what is ours; a directory that holds anything else stays."""
+    """Remove what is ours, and the last words of ranks; a directory that holds anything else stays."""
     _remove_slots(directory)
+    for path in directory.glob("words-*"):
+        path.unlink(missing_ok=True)
     (directory / _LOCK).unlink(missing_ok=True)
     with suppress(OSError):
         directory.rmdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -45,7 +46,8 @@ def net(dropout: float, width: int = 48) -> torch.nn.Module:
 
 
 def train(config: dict[str, Any]) -> None:
-    """AdamW, warm-up, dropout, DDP. ``faults`` act in the middle of a step, after backward, on one rank."""
+    """AdamW, warm-up, dropout, DDP. ``faults`` act in the middle of a step, after backward, on one rank;
+    ``early_faults`` before it, so that no peer can finish the step."""
     run = elastic.current_run()
     torch.manual_seed(config.get("model_seed", 1))
     model = DistributedDataParallel(net(config.get("dropout", 0.1), config.get("width", 48)))
@@ -62,6 +64,7 @@ def train(config: dict[str, Any]) -> None:
     for batch in run.steps(loader, until_step=config.get("steps")):
         x, y = batch
         loss = torch.nn.functional.mse_loss(model(x).squeeze(1), y) * batch.weight
+        act(config.get("early_faults", ()), run)
         loss.backward()
         total = loss.detach().clone()
         dist.all_reduce(total)
@@ -101,6 +104,10 @@ def act(faults: Any, run: elastic.Run) -> None:
                 raise ValueError(f"a bug at step {step}")
             elif kind == "exit":
                 os._exit(3)
+            elif kind == "crash":
+                signal.pthread_kill(threading.get_ident(), signal.SIGSEGV)
+            elif kind == "memory":
+                raise MemoryError("cannot allocate 8 GiB")
 
 
 def keeps(config: dict[str, Any]) -> None:

@@ -91,6 +91,11 @@ class Story:
             return life.RemoteCommitted(at, RemoteSnapshot(words[0], int(words[1])))
         if verb == "uploads":
             return life.UploadsIdle(at, text)
+        if verb == "leaving":
+            node, by, left, *member = words
+            return life.NodeLeaving(at, node, by, "told", at + float(left), 2.0, 1.0, "".join(member))
+        if verb == "staying":
+            return life.NodeStaying(at, words[0], words[1])
         if verb == "resize":
             return life.ResizeAsked(at, int(words[0]))
         return {"due": life.SnapshotDue, "stop": life.StopAsked, "tick": life.Tick}[verb](at)
@@ -108,6 +113,10 @@ def _say(command: Any) -> str:
             f"incident over: {incident.kind} ({incident.why}), {incident.rung} {incident.old_world_size} → "
             f"{incident.new_world_size}, {incident.steps_lost} steps lost, {incident.rto_s:g} s"
         )
+    if isinstance(command, life.CloseNotice):
+        plan = command.evacuation
+        way = f"{plan.purpose} {plan.old_world_size} → {plan.new_world_size}"
+        return f"notice over: {' '.join(plan.nodes)} by {plan.by}, {way}, out after {plan.out_at - plan.opened_at:g} s"
     if isinstance(command, life.EndRun):
         sure = ", for sure" if command.deterministic else ""
         return f"end: {command.status}{f' ({command.kind}{sure})' if command.kind else ''}: {command.reason}"
@@ -121,6 +130,7 @@ def _say(command: Any) -> str:
         life.CancelRound: lambda c: f"give up the snapshot: {c.reason}",
         life.EndRoundBeyond: lambda c: f"no snapshot beyond step {c.step}",
         life.MakeDurable: lambda c: "make durable",
+        life.Warn: lambda c: f"warn: {c.text}",
     }
     return texts[type(command)](command)
 

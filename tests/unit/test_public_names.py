@@ -25,7 +25,7 @@ FIELDS = {
     },
     "FailureConfig": {
         "max_failures_without_progress", "max_user_errors", "unwind_timeout_s", "form_timeout_s", "wait_for_workers_s",
-        "wait_for_cluster_s", "probe_timeout_s", "notice_s",
+        "wait_for_cluster_s", "probe_timeout_s", "notice_s", "budgets",
     },
     "RestoreConfig": {
         "mode", "accept_versions", "missing_weights", "unexpected_weights", "missing_optimizer", "unexpected_optimizer",
