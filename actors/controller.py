@@ -413,7 +413,9 @@ class Controller:
             log.warning("snapshot attempt %s (%s) was given up: %s", state.attempt, state.purpose, state.reason)
             self.journal.note("abandoned", attempt=state.attempt, purpose=state.purpose, reason=state.reason)
             self.chronicle.abandoned(state)
-            self.post(life.RoundAbandoned(at, state.generation, state.purpose, state.reason, state.confirmed))
+            self.post(
+                life.RoundAbandoned(at, state.generation, state.purpose, state.reason, state.confirmed, state.refused)
+            )
             return
         report = self.chronicle.committed(state, at - self.rounds.started_at, at)
         self._node_commits += 1

@@ -189,6 +189,8 @@ def round_abandoned(state: RunState, event: RoundAbandoned) -> Outcome:
         return state, (Interrupt(remaining(state), state.generation),)
     if state.phase != RUNNING or event.purpose not in (*STOPS, *_NEEDED):
         return state, ()
+    if event.refused and event.purpose in _NEEDED:
+        return end_run(state, EndRun("failed", event.reason, kind="snapshot"))
     all_at_end = len(state.at_end) == len(state.ranks)
     if event.confirmed and not (all_at_end and event.purpose in STOPS):
         return _enter_anew(state, event)

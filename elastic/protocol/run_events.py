@@ -195,6 +195,8 @@ class RoundAbandoned:
     reason: str
     confirmed: bool = True
     """Ranks may have staged, and left the boundary."""
+    refused: bool = False
+    """All shares were there and do not belong together: trying again changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ class RoundState:
     places: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Nodes that hold each sealed share: the owner's first."""
     reason: str = ""
+    refused: bool = False
+    """All shares were there and do not belong together."""
 
     @property
     def ranks(self) -> frozenset[int]:
@@ -279,7 +281,7 @@ def _sealed(state: RoundState, event: ShareSealed) -> Outcome:
     try:
         commit_check([state.reports[rank] for rank in sorted(state.reports)], len(state.nodes))
     except CommitRefused as refusal:
-        return _abandon(state, str(refusal))
+        return _abandon(replace(state, refused=True), str(refusal))
     state = replace(state, phase=COMMITTED)
     return state, (CommitNodeTier(state.attempt, _all_nodes(state)), RoundEnded(state))
 

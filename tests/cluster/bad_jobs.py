@@ -53,3 +53,12 @@ def attaches_a_lock() -> None:
 
 def attaches_what_has_no_state() -> None:
     _train(thing=object())
+
+
+def holds_a_layer_of_its_own() -> None:
+    """A pipeline stage that nobody was told of."""
+    run = elastic.current_run()
+    model = torch.nn.ModuleDict({f"layer {run.rank}": torch.nn.Linear(4, 4)})
+    run.attach(model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    for _ in run.steps(until_step=3):
+        pass

@@ -110,6 +110,17 @@ def test_a_train_function_that_cannot_be_run_ends_it_with_one_sentence(
     assert sentence in str(error).splitlines()[0]
 
 
+def test_parts_of_a_model_that_nobody_declared_end_the_run_before_its_first_step(
+    cluster: TestCluster, tmp_path: Path
+) -> None:
+    cluster.ensure(2)
+    error = _refused(_bad("holds_a_layer_of_its_own", "undeclared", tmp_path, workers=2))
+    assert error.exit_code == 4
+    assert "do not hold the same tensors: rank 0: model.layer 0" in str(error)
+    assert "say with elastic.declare" in str(error)
+    assert SnapshotCatalog(open_store(str(tmp_path)), "undeclared").list() == []
+
+
 def test_a_name_that_belongs_to_another_model_is_refused_and_its_snapshots_stay_readable(
     cluster: TestCluster, tmp_path: Path
 ) -> None:
@@ -127,12 +138,12 @@ def test_a_name_that_belongs_to_another_model_is_refused_and_its_snapshots_stay_
     assert good[0].step == 3
 
 
-def _bad(job: str, name: str, storage: Path) -> Any:
+def _bad(job: str, name: str, storage: Path, workers: int = 1) -> Any:
     import elastic
 
     return elastic.ElasticTrainer(
         f"{Path(__file__).parent / 'bad_jobs.py'}:{job}",
-        scaling_config=elastic.ScalingConfig(num_workers=1),
+        scaling_config=elastic.ScalingConfig(num_workers=workers),
         run_config=elastic.RunConfig(name=name, storage_path=str(storage)),
     )
 

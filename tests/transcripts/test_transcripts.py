@@ -87,6 +87,8 @@ class Story:
             return life.NodeCommitted(at, generation, NodeSnapshot(words[0], int(words[1]), places), state.round_open)
         if verb in ("abandoned", "unsealed"):
             return life.RoundAbandoned(at, generation, state.round_open, " ".join(words), verb == "unsealed")
+        if verb == "disagree":
+            return life.RoundAbandoned(at, generation, state.round_open, " ".join(words), refused=True)
         if verb == "remote":
             return life.RemoteCommitted(at, RemoteSnapshot(words[0], int(words[1])))
         if verb == "uploads":
