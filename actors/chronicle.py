@@ -148,6 +148,7 @@ class Chronicle:
             rank=incident.culprit.rank,
             node=incident.culprit.node,
             traceback=incident.culprit.traceback,
+            stacks=incident.stacks,
         )
         self._incidents.append(report)
         return report

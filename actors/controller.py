@@ -23,6 +23,7 @@ from actors.cadence import Cadence
 from actors.chronicle import Chronicle
 from actors.cluster_view import head_pin
 from actors.controller_spec import ControllerSpec
+from actors.heartbeats import Heartbeats
 from actors.journal_writer import JournalWriter
 from actors.members import Members
 from actors.names import NAMESPACE, rendezvous_name
@@ -68,7 +69,17 @@ class Controller:
         )
         self.chronicle = Chronicle(self.name, spec.run.storage_path)
         self.rounds = RoundShell(self._round_ended, self._before_commit)
-        self.members = Members(spec, self.post, self.rank_said, self.store_said)
+        self.heartbeats = Heartbeats(
+            self.name,
+            spec.run.failures,
+            state=lambda: self.machine.state,
+            post=self.post,
+            note=self.journal.note,
+            blobs=self.store,
+            stores=lambda: self.members.stores,
+            own_stacks=lambda member: self.members.stacks_of(member),
+        )
+        self.members = Members(spec, self.post, self.rank_said, self.store_said, self.heartbeats)
         self.uploads = UploadShell(
             lambda: self.members.stores,
             self._uploaded,
@@ -125,7 +136,8 @@ class Controller:
             resources=resources,
             runtime_env=self.spec.runtime_env,
         ).remote()
-        for work in (self._main(), self.observer.watch_nodes(), self.observer.measure(), self._flush(), self._meet()):
+        watching = (self.observer.watch_nodes(), self.observer.measure(), self.heartbeats.judge())
+        for work in (self._main(), *watching, self._flush(), self._meet()):
             self._tasks.append(loop.create_task(self._guard(work)))
 
     async def result(self) -> Result:

@@ -16,6 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 from actors.calls import answer, first_line
 from actors.cluster_view import on_node
 from actors.death import Death, evidence_of, words_path
+from actors.heartbeats import Heartbeats, phase_limits
 from actors.last_words import LastWords
 from actors.names import NAMESPACE, member_name, store_name
 from actors.node_store import NodeStoreActor, StoreEvent, StoreSpec, arena_path, versions
@@ -44,8 +45,10 @@ class Members:
         post: Callable[[Any], None],
         on_rank: Callable[[str, RankEvent], None],
         on_store: Callable[[str, StoreEvent], None],
+        heartbeats: Heartbeats,
     ) -> None:
         self._spec, self._post, self._on_rank, self._on_store = spec, post, on_rank, on_store
+        self._heartbeats = heartbeats
         self.stores: dict[str, Any] = {}
         self.ranks: dict[str, Any] = {}
         self.rendezvous_known = asyncio.Event()
@@ -69,6 +72,7 @@ class Members:
             run.storage_path,
             snapshots.max_uploads_in_flight + (snapshots.weights_every is not None),
             snapshots.upload_bytes_per_s,
+            run.failures.fence_timeout_s,
         )
         try:
             actor = NodeStoreActor.options(
@@ -90,11 +94,46 @@ class Members:
             return
         self.stores[node] = actor
         self._post(life.StoreReady(now(), node))
-        probe_s = run.failures.probe_timeout_s
-        why = await watch(actor, lambda event: self._on_store(node, event), actor.ping.remote, probe_s)
+        why, silent_s = await self._store_lost(node, actor)
         self.stores.pop(node, None)
         kill(actor)
-        self._post(life.StoreLost(now(), node, f"the store of node {node[:12]} is gone: {why}"))
+        if silent_s:
+            self._cut_off(node)
+        self._post(life.StoreLost(now(), node, f"the store of node {node[:12]} {why}", silent_s))
+
+    async def _store_lost(self, node: str, actor: Any) -> tuple[str, float]:
+        """Deliver the store's news until it dies or is silent for too long: why, and the seconds of its silence."""
+        probe_s = self._spec.run.failures.probe_timeout_s
+        watching = asyncio.ensure_future(
+            watch(actor, lambda event: self._on_store(node, event), actor.ping.remote, probe_s)
+        )
+        following = asyncio.ensure_future(self._heartbeats.follow(node, actor))
+        try:
+            await asyncio.wait({watching, following}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                return f"is gone: {watching.result()}", 0.0
+            silent_s = following.result()
+            return f"has been silent for {silent_s:.1f} s", silent_s
+        finally:
+            watching.cancel()
+            following.cancel()
+
+    def _cut_off(self, node: str) -> None:
+        """Nobody resets the connections to a silent node: ranks elsewhere that wait for its ranks break their own."""
+        address = self._heartbeats.address(node)
+        for member, actor in self.ranks.items():
+            if address and address != self._heartbeats.address(self._nodes[member]):
+                actor.cut.remote(address)
+
+    async def stacks_of(self, member: str) -> str:
+        """A rank's own word of its stacks; empty if it does not answer."""
+        try:
+            found: str = await asyncio.wait_for(
+                answer(self.ranks[member].stacks.remote()), self._spec.run.failures.probe_timeout_s
+            )
+        except (RayError, KeyError, asyncio.TimeoutError):
+            return ""
+        return found
 
     # --- ranks ---------------------------------------------------------------------------------------------------
 
@@ -117,6 +156,8 @@ class Members:
             rng=run.snapshots.rng,
             rng_on_resize=run.snapshots.rng_on_resize,
             words=words_path(arena_path(run.snapshots.arena_directory, run.name, node), member),
+            pages=arena_path(run.snapshots.arena_directory, run.name, node),
+            phases=phase_limits(run.failures),
             use_gpu=scaling.use_gpu,
             versions=self._spec.versions,
         )
@@ -192,6 +233,8 @@ class Members:
         if task := self._tasks.pop(f"rank {member}", None):
             task.cancel()
         if actor is not None:
+            if store := self.stores.get(self._nodes[member]):
+                store.end_rank.remote(member)
             kill(actor)
 
     def probe(self, names: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import platform
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,12 +25,16 @@ import elastic
 from actors.death import Coroner
 from actors.last_words import LastWords
 from actors.names import NAMESPACE, store_name
+from actors.node_watch import OWN, NodeWatch, Stacks, end_processes
 from actors.outbox import Outbox
+from actors.progress_page import PageWriter
 from actors.restores import Opened, Restores
 from actors.share_socket import ShareAddress, ShareServer, fetch
 from actors.terminate import on_sigterm
 from elastic.clock import now, wall
 from elastic.errors import ElasticError, SnapshotError, StorageError
+from elastic.progress import Progress
+from elastic.protocol.hangs import NodePulse
 from elastic.protocol.shares import ShareReport, SlotRef, StagedShare
 from elastic.protocol.tiers import RestoreOrder
 from elastic.retention import parse
@@ -63,6 +68,7 @@ class StoreSpec:
     storage: str
     max_in_flight: int = 1
     upload_bytes_per_s: float | None = None
+    fence_timeout_s: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +140,16 @@ class NodeStore:
     def __init__(self, spec: StoreSpec) -> None:
         self.spec = spec
         self.outbox = Outbox()
-        sweep_arenas(spec.arena_directory, ARENA_PREFIX)  # of stores that were killed on this machine
         path = arena_path(spec.arena_directory, spec.run, spec.node)
+        # A store that was given up on may still be there, with its ranks: from now on this one speaks for the node.
+        end_processes(path)
+        sweep_arenas(spec.arena_directory, ARENA_PREFIX)  # of stores that were killed on this machine
         self.tier = NodeTier(path, algorithm=spec.checksum, max_in_flight=spec.max_in_flight)
         self._pace = Pace(spec.upload_bytes_per_s) if spec.upload_bytes_per_s is not None else None
         self.restores = Restores(spec.run, spec.node, spec.storage, self.tier)
         self._shares = ShareServer(ray.util.get_node_ip_address(), self._held)
+        PageWriter(path, OWN, Progress(), beats=False)
+        self._watch = NodeWatch(spec.node, ray.util.get_node_ip_address(), path, spec.fence_timeout_s, self._leave)
         self._generation = 0
         self._peers: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -153,6 +163,26 @@ class NodeStore:
     def ping(self) -> bool:
         """Whoever answers is alive."""
         return True
+
+    @ray.method(concurrency_group="watch")
+    def pulse(self, generation: int, members: tuple[str, ...]) -> NodePulse:
+        """What the ranks of ``generation`` on this node do; see NodeWatch. Being asked keeps the node in the run."""
+        return self._watch.pulse(generation, members)
+
+    @ray.method(concurrency_group="watch")
+    def stacks(self, members: tuple[str, ...]) -> list[Stacks]:
+        """The stacks of those of ``members`` that are on this node."""
+        return self._watch.stacks(members)
+
+    @ray.method(concurrency_group="watch")
+    def end_rank(self, member: str) -> bool:
+        """SIGKILL a rank on this node."""
+        return self._watch.end(member)
+
+    def _leave(self) -> None:
+        """The controller cannot be reached, and the ranks here are killed: nothing of this node may act any more."""
+        shutil.rmtree(self.tier.arena.directory, ignore_errors=True)
+        os._exit(1)
 
     def poll(self, after: int, timeout_s: float) -> tuple[int, list[StoreEvent]]:
         """News; see Outbox.poll."""
@@ -343,10 +373,11 @@ class NodeStore:
         return list(report.delete)
 
     def close(self) -> None:
-        """Give all memory back; the actor can be killed afterwards."""
+        """End what is left of the ranks and give all memory back; the actor can be killed afterwards."""
+        end_processes(str(self.tier.arena.directory), spare=os.getpid())
         self.restores.close()
         self._shares.close()
         self.tier.close()
 
 
-NodeStoreActor = ray.remote(num_cpus=0, max_concurrency=32, max_restarts=0)(NodeStore)
+NodeStoreActor = ray.remote(num_cpus=0, max_concurrency=32, max_restarts=0, concurrency_groups={"watch": 3})(NodeStore)

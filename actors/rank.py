@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from actors.breaking import cut_connections, own_stacks
 from actors.last_words import leave_last_words
 from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
+from actors.progress_page import PageWriter
 from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec
 from actors.terminate import on_sigterm
 from elastic.gate import BoundaryGate, Order
+from elastic.progress import Progress
 
 if TYPE_CHECKING:
     from actors.train_thread import TrainThread
@@ -35,6 +38,8 @@ class Rank:
         self._train: TrainThread | None = None
         leave_last_words(spec.words)
         on_sigterm(lambda: self.outbox.put(RankEvent("terminating", self._generation, self._gate.step)))
+        self._progress = Progress(spec.phases)
+        self._page = PageWriter(spec.pages, spec.member, self._progress)
 
     # --- calls of the controller ---------------------------------------------------------------------------------
 
@@ -42,7 +47,7 @@ class Rank:
         """Load what the first generation needs: torch, the user's code. Raises what loading it raises."""
         from actors.train_thread import TrainThread
 
-        self._train = TrainThread(self.spec, self.store, self.outbox.put, _cores_of_actor())
+        self._train = TrainThread(self.spec, self.store, self.outbox.put, _cores_of_actor(), self._progress)
         return os.getpid()
 
     def begin(self, order: GenerationOrder) -> bool:
@@ -50,7 +55,7 @@ class Rank:
         before it came."""
         if order.generation <= self._generation:
             return False
-        self._generation = order.generation
+        self._generation = self._page.generation = order.generation
         self._gate = BoundaryGate()
         if order.generation <= self._interrupted:
             self.outbox.put(RankEvent("departed", order.generation, -1, cause="interrupted"))
@@ -100,6 +105,14 @@ class Rank:
         """(generation, finished steps, bytes of a share). Also the probe: whoever answers is alive."""
         run = self._train.run if self._train else None
         return self._generation, self._gate.step, run.share_bytes if run else 0
+
+    def cut(self, address: str) -> int:
+        """Break every connection to a node that is silent, which nobody resets. Returns how many."""
+        return cut_connections(address)
+
+    def stacks(self) -> str:
+        """The stacks of all threads of this process, for where nobody else can read them."""
+        return own_stacks()
 
     def poll(self, after: int, timeout_s: float) -> tuple[int, list[RankEvent]]:
         """News; see Outbox.poll."""

@@ -10,6 +10,7 @@ from actors.entry import EntryPoint
 from elastic.config import RestoreConfig
 from elastic.errors import ElasticError
 from elastic.mesh import Mesh
+from elastic.progress import PhaseLimits
 from elastic.protocol.shares import SlotRef
 from elastic.protocol.tiers import RestoreOrder
 
@@ -27,6 +28,9 @@ class RankSpec:
     storage: str
     seed: int
     rng: str
+    pages: str
+    """The directory on its node where it keeps its progress page."""
+    phases: PhaseLimits
     rng_on_resize: str = "refuse"
     words: str = ""
     """Where it leaves word of how it ends: see ``last_words``."""

@@ -43,6 +43,7 @@ from elastic.errors import (
     VersionMismatch,
 )
 from elastic.gate import BoundaryGate, Interrupted
+from elastic.progress import BUILDING, FORMING, IDLE, Progress
 from elastic.protocol.shares import StagedShare
 from elastic.run import BUILD_STEP, Run, RunContext, Stopped, set_current_run
 from elastic.snapshot.index import SnapshotIndex
@@ -130,11 +131,14 @@ class _Link:
 class TrainThread:
     """``tell`` takes news for the controller, ``store`` is the node's store actor."""
 
-    def __init__(self, spec: RankSpec, store: Any, tell: Callable[[RankEvent], None], cores: int) -> None:
+    def __init__(
+        self, spec: RankSpec, store: Any, tell: Callable[[RankEvent], None], cores: int, progress: Progress
+    ) -> None:
         self.spec, self.store, self.tell = spec, store, tell
         self.reader = StoreReader(spec.run, spec.node)
         self.run: Run | None = None
         self._kept: dict[str, Any] = {}
+        self.progress = progress
         self._live_orders: queue.SimpleQueue[LiveOrder | None] = queue.SimpleQueue()
         self._salvage: Salvage | None = None
         self._live_reason = ""
@@ -166,6 +170,7 @@ class TrainThread:
             while not self._live_orders.empty():
                 self._live_orders.get()
             event = self._generation(order, gate)
+            self.progress.enter(IDLE, gate.step)
             kept, self._salvage = self._salvage, None
             self.tell(
                 replace(
@@ -213,7 +218,7 @@ class TrainThread:
                 versions=self.spec.versions,
                 from_other_run=order.restore is not None and bool(order.restore.other_run),
             )
-            run = self.run = Run(context, _Link(self, order), gate)
+            run = self.run = Run(context, _Link(self, order), gate, self.progress)
             set_current_run(run)
             seed_everything(self.spec.seed, BUILD_STEP, {})
             self._call()
@@ -250,6 +255,7 @@ class TrainThread:
     def _form(self, order: GenerationOrder, gate: BoundaryGate) -> None:
         """Meet the other ranks under the generation's prefix, then form the process group."""
         started = now()
+        self.progress.enter(FORMING, 0)
         self._leave_group()
         size, rank = order.mesh.world_size, order.rank
         host, port = order.rendezvous
@@ -274,6 +280,7 @@ class TrainThread:
         backend = "cpu:gloo,cuda:nccl" if self.spec.use_gpu and torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         self.tell(RankEvent("formed", order.generation, took_s=now() - started))
+        self.progress.enter(BUILDING, 0)
 
     def _leave_group(self) -> None:
         """Drop the run's objects and the group, so that peers that wait for this rank learn of it at once."""

@@ -231,6 +231,22 @@ class FailureConfig(_Config):
     """How long the run may lack the ranks of its smallest mesh before it ends; it can be resumed."""
     probe_timeout_s: float = 1.0
     """How long a rank may leave a probe unanswered, once its peers report broken connections."""
+    heartbeat_timeout_s: float = 5.0
+    """How long a node may leave the controller's questions unanswered before the run goes on without it; also how long
+    a rank's process may be stopped."""
+    fence_timeout_s: float = 15.0
+    """How long a node may go without a question of the controller before it kills its own ranks and leaves the run. It
+    has to be longer than a killed controller takes to come back (1 to 3 s, more on a busy machine), or the nodes would
+    leave for nothing; a node that was given up trains no longer than this."""
+    hang_timeout_s: Literal["auto"] | float = "auto"
+    """How long a rank may stand in one step. ``auto``: ten times the longest step so far and at least 30 s; a rank that
+    still moves (other stacks, or work outside of a collective) has until ``first_step_timeout_s``. A number: exactly
+    that. What takes longer for a reason stands in ``with run.phase(name):``."""
+    first_step_timeout_s: float = 600.0
+    """How long the first step of a generation may take, compilation included; with ``auto`` at most ten times the
+    longest first step, once there was one."""
+    loading_timeout_s: float | None = 600.0
+    """How long a rank may wait for its next batch; None: for ever."""
 
     notice_s: float = 25.0
     """How long a process goes on to exist after SIGTERM, as far as is known; a drain of Ray brings its own deadline."""
@@ -238,8 +254,11 @@ class FailureConfig(_Config):
     @model_validator(mode="after")
     def _check(self) -> FailureConfig:
         for field in type(self).model_fields:
-            if field != "budgets":
-                _positive(field, getattr(self, field), or_zero=field == "wait_for_workers_s")
+            if field != "budgets" and (value := getattr(self, field)) is not None and value != "auto":
+                _positive(field, value, or_zero=field == "wait_for_workers_s")
+        if self.fence_timeout_s <= self.heartbeat_timeout_s:
+            cure = f"use more than heartbeat_timeout_s = {self.heartbeat_timeout_s:g}: a node must not leave first"
+            raise _Invalid("fence_timeout_s", self.fence_timeout_s, cure)
         known = ", ".join(name for name in BUDGETS if name != USER)
         for name, (burst, refill_s) in self.budgets.items():
             if name == USER:

@@ -7,6 +7,7 @@ A record has at least ``kind`` and ``t`` (seconds since 1970, for people). The k
     durable     attempt, step                                                      after the marker is written
     ended       status, reason                                                     before anything is torn down
     stall, write, restore, failure, exposure                                       measurements (see policies and tune)
+    hang        generation, members, phase, why, stacks, standing                  before the members are killed
     incident    one incident with its RTO split
     interval    the interval that was adopted, with its reason
     notice      node, by, why, left_s: a node goes away; with ``over`` that it does not
@@ -27,6 +28,11 @@ PREFIX = "journal/"
 def segment_key(run: str, controller: str, sequence: int) -> str:
     """The name of one segment: never used twice."""
     return f"{run}/{PREFIX}{controller}-{sequence:08d}.jsonl"
+
+
+def stacks_key(generation: int, member: str) -> str:
+    """Where the stacks of all ranks lie, relative to the run, that were saved before ``member`` was killed."""
+    return f"{PREFIX}hang-g{generation:06d}-{member}.stacks"
 
 
 def encode(records: Iterable[Mapping[str, Any]]) -> bytes:

@@ -58,6 +58,8 @@ class IncidentReport:
     """Where it was."""
     traceback: str = ""
     """Its own, where it left one."""
+    stacks: str = ""
+    """For a hang: the object with the stacks of all ranks, relative to the run's directory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Protocol, TypeVar, overload
 
 from elastic.clock import now
@@ -19,6 +21,7 @@ from elastic.data.loader import Batch, ElasticLoader
 from elastic.errors import CaptureError, ConfigError, SnapshotError
 from elastic.gate import BoundaryGate, Interrupted, Order
 from elastic.mesh import DATA_AXES, Mesh
+from elastic.progress import BOUNDARY, FIRST_STEP, LOADING, SNAPSHOT, STEP, Progress
 from elastic.protocol.shares import PointInTime, StagedShare
 from elastic.reduction_order import fix_bucket_layout
 from elastic.snapshot.capture import Attached
@@ -99,7 +102,9 @@ class RunLink(Protocol):
 class Run:
     """One rank's view of the run, for one generation. Made by the rank; ``elastic.current_run()`` gives it."""
 
-    def __init__(self, context: RunContext, link: RunLink, gate: BoundaryGate) -> None:
+    def __init__(
+        self, context: RunContext, link: RunLink, gate: BoundaryGate, progress: Progress | None = None
+    ) -> None:
         self.name, self.generation, self.rank = context.name, context.generation, context.rank
         self.mesh, self.seed = context.mesh, context.seed
         self.world_size = context.mesh.world_size
@@ -108,6 +113,7 @@ class Run:
         """What the last restore took from where; None after a fresh start."""
         self.share_bytes = 0
         self._context, self._link, self._gate = context, link, gate
+        self._progress = progress or Progress()
         self._stager = Stager()
         self._attached: Attached | None = None
         self._guard: BoundaryGuard | None = None
@@ -278,16 +284,21 @@ class Run:
         self._enter()
         guard, shared = self._guard, self.world_size > 1
         assert guard is not None
-        mark = guard.mark
-        first = True
+        mark, enter = guard.mark, self._progress.enter
+        first, phase = True, FIRST_STEP
         turn_started, self._stall_s = now(), 0.0  # the snapshot of the first boundary is no part of the first step
         while until_step is None or self._step < until_step:
             if derived:
                 seed_everything(seed, self._step, coordinate)
-            batch = loader.fetch() if loader is not None else None
-            if loader is not None and batch is None:
-                break
+            batch = None
+            if loader is not None:
+                enter(LOADING, self._step)
+                batch = loader.fetch()
+                if batch is None:
+                    break
+            enter(phase, self._step)
             yield batch
+            enter(BOUNDARY, self._step)
             if guard.doubtful and shared:
                 # A step whose collective failed, in code that swallowed the error, must not count as one.
                 link.doubtful(self._step)
@@ -299,7 +310,7 @@ class Run:
             self._step += 1
             mark()
             if first:
-                first = False
+                first, phase = False, STEP
                 self._publish_share_bytes()
                 link.first_step(self._step)
             self._step_ended(now() - turn_started - self._stall_s)
@@ -318,6 +329,7 @@ class Run:
             load_generators(self._generators)
         elif self._derive_once:
             seed_everything(self.seed, self._step, self.coordinate)
+        self._progress.enter(BOUNDARY, self._step)
         self._publish_share_bytes()
         if self._context.hold:
             self._gate.will_hold(self._step)
@@ -329,6 +341,7 @@ class Run:
 
     def _leave(self) -> None:
         """The last boundary: wait for the snapshot of the end. A voluntary stop that was armed here comes first."""
+        self._progress.enter(BOUNDARY, self._step)
         self._publish_share_bytes()
         self._gate.will_hold(self._step)
         self._link.at_end(self._step)
@@ -342,6 +355,7 @@ class Run:
         """Copy this rank's share into its slot; leave if the order says stop."""
         started = now()
         assert self._attached is not None
+        self._progress.enter(SNAPSHOT, self._step)
         # Rows stay until a commit that covers them is known: an attempt that comes to nothing must not take them along.
         self._ledger[:] = [row for row in self._ledger if row[0] >= order.committed_step]
         try:
@@ -360,6 +374,7 @@ class Run:
                 raise
         else:
             self._link.staged(share)
+            self._progress.enter(BOUNDARY, self._step)
             if order.synchronous and not order.stop:
                 self._gate.await_release(order.attempt)
         self._stall_s += now() - started
@@ -399,6 +414,26 @@ class Run:
             optimizer_steps=self._attached.optimizer_steps(),
             scheduler_steps=self._attached.scheduler_steps(),
         )
+
+    # --- phases --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def phase(self, name: str, *, limit_s: float | None = None) -> Iterator[None]:
+        """What is done in the block is called ``name``, and is no step: an evaluation, say, in which the other ranks
+        wait for this one. It may last ``limit_s`` seconds before it is taken for a hang; None: as long as it likes.
+
+        Raises ConfigError for an empty name or a limit that is not above 0.
+        """
+        if not name:
+            raise ConfigError("phase", name, "give it a name")
+        if limit_s is not None and not limit_s > 0:
+            raise ConfigError("limit_s", limit_s, "use seconds above 0, or None for no limit")
+        before, _, _, before_limit_s = self._progress.mark
+        self._progress.enter_with(name, self._step, inf if limit_s is None else limit_s)
+        try:
+            yield
+        finally:
+            self._progress.enter_with(before, self._step, before_limit_s)
 
     # --- reports -------------------------------------------------------------------------------------------------
 

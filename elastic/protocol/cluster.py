@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from elastic.protocol import notices
-from elastic.protocol.departures import lose
+from elastic.protocol.departures import give_up_on, lose
 from elastic.protocol.endings import end_run
 from elastic.protocol.membership import STARTING, WARM, Node
 from elastic.protocol.run_commands import EndRun, KillMember, StartStore
@@ -17,6 +17,7 @@ from elastic.protocol.run_events import (
     MemberLost,
     MemberReady,
     NodeRefused,
+    RanksHung,
     StoreLost,
     StoreReady,
 )
@@ -51,7 +52,10 @@ def store_lost(state: RunState, event: StoreLost) -> Outcome:
     """Its memory is gone, and its ranks with it; the node stays, and its store is started again after a while."""
     if event.node not in state.nodes:
         return state, ()
+    calm = state.incident is None
     state, commands = _memory_lost(state, event.node, event.at, event.why)
+    if calm and state.incident:
+        state = replace(state, incident=state.incident.since(event.at - event.silent_s))
     failures = state.nodes[event.node].store_failures + 1
     state = _with_node(state, event.node, store="", store_failures=failures)
     return state.due(f"store {event.node}", event.at + backoff_s(failures, 0.5, 60.0)), commands
@@ -108,6 +112,17 @@ def member_lost(state: RunState, event: MemberLost) -> Outcome:
         failure_class=event.failure_class,
         traceback=event.traceback,
     )
+
+
+def ranks_hung(state: RunState, event: RanksHung) -> Outcome:
+    """They are killed, which frees those that wait for them. The incident began when they came to stand still."""
+    if event.generation != state.generation:
+        return state, ()
+    calm = state.incident is None
+    state, commands = give_up_on(state, event.at, event.members, event.why)
+    if calm and state.incident:
+        state = replace(state, incident=replace(state.incident.since(event.at - event.stood_s), stacks=event.stacks))
+    return state, commands
 
 
 def entry_failed(state: RunState, event: EntryFailed) -> Outcome:

@@ -46,6 +46,8 @@ class Incident:
     collateral: bool = False
     """``why`` only says that a peer went away."""
     culprit: Culprit = NOBODY
+    stacks: str = ""
+    """Where the stacks of all ranks were saved before a hang was ended, relative to the run."""
 
     @classmethod
     def opened(
@@ -75,6 +77,10 @@ class Incident:
             collateral=collateral if told else self.collateral,
             culprit=culprit if told else self.culprit,
         )
+
+    def since(self, at: float) -> Incident:
+        """It began before it was found: what nobody tells of has to be noticed."""
+        return replace(self, opened_at=min(self.opened_at, at))
 
     def reached(self, step: int) -> Incident:
         """A rank had finished ``step`` steps when it left."""
@@ -119,9 +125,9 @@ class Incident:
     def split(self) -> dict[str, float]:
         """Seconds of each part, in order: they add up to ``rto_s``.
 
-        detect: first sign to everybody out or gone; salvage: taking the live tier; place: waiting for members; decide:
-        journal and orders to the ranks; form: process groups; restore: building the model and restoring it; first
-        step: that step.
+        detect: first sign, or the beginning of a silence, to everybody out or gone; salvage: taking the live tier;
+        place: waiting for members; decide: journal and orders to the ranks; form: process groups; restore: building
+        the model and restoring it; first step: that step.
         """
         marks = [
             ("detect_s", self.settled_at),

@@ -60,6 +60,8 @@ class StoreLost:
     at: float
     node: str
     why: str
+    silent_s: float = 0.0
+    """For how long it had not answered when it was given up; 0 where an event told of its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,20 @@ class MemberLost:
     """See ``classification``; empty where nothing more is known than that it is gone."""
     traceback: str = ""
     """What it left of its own crash."""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksHung:
+    """These members of the generation stand still, and are the reason why: they have to be killed."""
+
+    at: float
+    members: tuple[str, ...]
+    generation: int
+    why: str
+    stood_s: float = 0.0
+    """For how long they had stood still when they were found."""
+    stacks: str = ""
+    """Where the stacks of all ranks were saved, relative to the run; empty if they were not."""
 
 
 @dataclass(frozen=True, slots=True)

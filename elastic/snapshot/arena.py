@@ -252,9 +252,9 @@ def _remove_slots(directory: Path) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Remove what is ours, and the last words of ranks; a directory that holds anything else stays."""
+    """Remove what is ours, and the pages and last words of ranks; a directory that holds anything else stays."""
     _remove_slots(directory)
-    for path in directory.glob("words-*"):
+    for path in (*directory.glob("words-*"), *directory.glob("page-*")):
         path.unlink(missing_ok=True)
     (directory / _LOCK).unlink(missing_ok=True)
     with suppress(OSError):

@@ -42,6 +42,7 @@ def trainer(tmp_path: Path) -> Any:
         workers: int | tuple[int, int] = 4,
         storage: str = str(tmp_path),
         env: dict[str, str] | None = None,
+        failures: dict[str, Any] | None = None,
         **snapshots: Any,
     ) -> elastic.ElasticTrainer:
         return elastic.ElasticTrainer(
@@ -52,6 +53,7 @@ def trainer(tmp_path: Path) -> Any:
                 name=name,
                 storage_path=storage,
                 worker_runtime_env={"env_vars": env} if env else None,
+                failures=elastic.FailureConfig(**(failures or {})),
                 snapshots=elastic.SnapshotConfig(**({"interval": 1.0} | snapshots)),
             ),
         )

@@ -108,6 +108,17 @@ def act(faults: Any, run: elastic.Run) -> None:
                 signal.pthread_kill(threading.get_ident(), signal.SIGSEGV)
             elif kind == "memory":
                 raise MemoryError("cannot allocate 8 GiB")
+            elif kind == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif kind == "lock":
+                locks_up()
+
+
+def locks_up() -> None:
+    """What a deadlock in user code looks like."""
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
 
 
 def keeps(config: dict[str, Any]) -> None:
@@ -142,6 +153,25 @@ def swallows(config: dict[str, Any]) -> None:
             act(config.get("faults", ()), run)
             optimizer.step()
             optimizer.zero_grad()
+
+
+def evaluates(config: dict[str, Any]) -> None:
+    """Its first step is slow, and rank 0 evaluates while the others wait: (step, seconds, limit)."""
+    run = elastic.current_run()
+    model = DistributedDataParallel(net(0.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = elastic.ElasticLoader(Regression(4096), global_batch_size=32, seed=17)
+    run.attach(model=model, optimizer=optimizer, loader=loader)
+    for x, y in run.steps(loader, until_step=config["steps"]):
+        if run.step == 0:
+            time.sleep(config["first_s"])
+        torch.nn.functional.mse_loss(model(x).squeeze(1), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for step, seconds, limit_s in config["evaluations"]:
+            if run.step == step and run.rank == 0:
+                with run.phase("evaluation", limit_s=limit_s):
+                    time.sleep(seconds)
 
 
 def raises_at_once(config: dict[str, Any]) -> None:
