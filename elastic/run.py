@@ -125,6 +125,7 @@ class Run:
         self._ledger: list[tuple[int, LedgerEntry]] = []
         self._metrics: list[tuple[int, float, dict[str, Any]]] = []
         self._metrics_lock = threading.Lock()
+        self._timed_step = 0
         self._stall_s = 0.0
 
     @property
@@ -452,11 +453,12 @@ class Run:
                     self._metrics[-1] = (step, seconds, row)
                 else:
                     self._metrics.append((self._step, seconds, {}))
+                self._timed_step = self._step
 
     def take_metrics(self) -> tuple[int, list[tuple[int, float, dict[str, float]]]]:
         """Samples seen, and (step, seconds, metrics) of steps finished since the last call. For another thread."""
         with self._metrics_lock:
-            done = [row for row in self._metrics if row[0] <= self._step]
+            done = [row for row in self._metrics if row[0] <= self._timed_step]
             self._metrics = self._metrics[len(done) :]
         rows = [(step, s, {name: _number(value) for name, value in row.items()}) for step, s, row in done]
         loader = self._loader

@@ -58,6 +58,8 @@ class OptimizerState:
         self._params: list[list[str]] = []
         self._static: tuple[list[Encoded], Encoded] = ([], Encoded("[]"))
         self._pending: Callable[[], None] | None = None
+        self._taken = self._counted()
+        optimizer.register_step_post_hook(self._count)
 
     def invalidate(self) -> None:
         """The names of the parameters may be others now."""
@@ -121,19 +123,23 @@ class OptimizerState:
             [name, key, lift(state[key], f"{self.name}.state.{name}.{key}", lambda n, t: None)]
             for name, key, state in self._values
         ]
-        return {"kind": self.kind, "class": type(self.optimizer).__name__, "groups": groups, "state": state,
-                "values": values}  # fmt: skip
+        return {"kind": self.kind, "class": type(self.optimizer).__name__, "taken": self._taken, "groups": groups,
+                "state": state, "values": values}  # fmt: skip
 
     def parameter_names(self) -> dict[int, str]:
         """The names of all parameters, by id."""
         return self._named_parameters()
 
-    def steps(self) -> int | None:
-        """How many steps the optimizer has taken, if its state says so: the ``step`` of its first parameter."""
-        for state in self.optimizer.state.values():
-            if "step" in state:
-                return int(state["step"])
-        return 0 if not self.optimizer.state else None
+    def steps(self) -> int:
+        """How many steps the optimizer has taken over the run's whole life. Counted here, since a parameter that had no
+        gradient (an expert that nothing was sent to) took part in fewer."""
+        return self._taken
+
+    def _count(self, *_: object) -> None:
+        self._taken += 1
+
+    def _counted(self) -> int:
+        return max((int(state["step"]) for state in self.optimizer.state.values() if "step" in state), default=0)
 
     def plan(self, saved: Saved, differences: Differences) -> list[Target]:
         self._pending = None
@@ -170,7 +176,8 @@ class OptimizerState:
                         made = self._fresh(saved, full, key, parameters[name], options[name], targets)
                         lifted[full] = made
                 state.setdefault(name, {})[key] = restored(value, lifted)
-        self._pending = lambda: self._install(parameters, state, groups, options)
+        taken = tree.get("taken")
+        self._pending = lambda: self._install(parameters, state, groups, options, taken)
         return targets
 
     def finish(self) -> None:
@@ -250,6 +257,7 @@ class OptimizerState:
         state: Mapping[str, dict[str, object]],
         groups: list[dict[str, Any]],
         options_by_name: Mapping[str, Any],
+        taken: int | None,
     ) -> None:
         self.optimizer.state.clear()
         for name, held in state.items():
@@ -266,6 +274,7 @@ class OptimizerState:
                     live.detach().copy_(value)  # a captured graph reads the learning rate from this very memory
                 else:
                     group[key] = value
+        self._taken = self._counted() if taken is None else taken
 
 
 def _refuse(name: str, tensor: torch.Tensor) -> None:

@@ -254,7 +254,7 @@ def assert_imported(store: LocalBlobs, run: str, model: nn.Module, call: Any) ->
     ref, index = catalog.newest_good()
     for mesh, rank in ((Mesh((("dp", 1),)), 0), (mesh_of(2), 1)):
         attached = Attached({"model": fresh, "optimizer": optimizer}, mesh, rank)
-        report = restore(attached, index, catalog.source(ref), mode="weights")
+        report = restore(attached, index, catalog.source(ref), "weights")
         assert (report.dropped, report.cast) == ((), ())
         assert_same(fresh.state_dict(), model.state_dict())
         assert fresh.head.weight is fresh.embed.weight

@@ -192,6 +192,28 @@ def test_two_models_with_equal_names_keep_their_optimizer_state_apart(tier: Node
         assert all(torch.equal(a[n]["exp_avg"], b[n]["exp_avg"]) for n in a)
 
 
+def test_steps_count_where_the_first_parameter_had_no_gradient_and_over_a_restore(tier: NodeTier) -> None:
+    """An expert that nothing was sent to: its optimizer's ranks must not seem to stand at another step."""
+
+    def build() -> tuple[torch.nn.ModuleDict, torch.optim.Optimizer]:
+        experts = torch.nn.ModuleDict({"0": torch.nn.Linear(2, 2), "1": torch.nn.Linear(2, 2)})
+        return experts, torch.optim.AdamW(experts.parameters())
+
+    experts, optimizer = build()
+    first = Attached({"model": experts, "optimizer": optimizer}, mesh_of(1), 0)
+    assert first.optimizer_steps() == (("optimizer", 0),)
+    for _ in range(3):
+        experts["1"](torch.ones(2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert first.optimizer_steps() == (("optimizer", 3),)
+    index, source = take_snapshot(tier, [first])
+    experts, optimizer = build()
+    second = Attached({"model": experts, "optimizer": optimizer}, mesh_of(1), 0)
+    restore(second, index, source)
+    assert second.optimizer_steps() == (("optimizer", 3),)
+
+
 def test_the_next_plan_is_announced_before_the_optimizer_has_state() -> None:
     model = model_of(0)
     optimizer = torch.optim.AdamW(model.parameters())
