@@ -32,7 +32,7 @@ from actors.notices import NoticeShell
 from actors.observer import Observer
 from actors.rank_orders import GenerationOrder, RankEvent
 from actors.rendezvous import Rendezvous
-from actors.resume import how_to_restore, start_of, what_is_durable
+from actors.resume import give_up, how_to_restore, start_of, what_is_durable
 from actors.rounds import RoundShell
 from actors.uploads import Uploaded, UploadShell
 from actors.watch import kill
@@ -128,6 +128,8 @@ class Controller:
         state = self.machine.state
         self.machine.state = life.resumed(state, found.generation, snapshots)
         self.journal.generation = found.generation
+        for text in found.skipped:
+            self._alarm(text)
         resources = await loop.run_in_executor(None, head_pin)
         self._rendezvous_actor = Rendezvous.options(  # type: ignore[attr-defined]
             name=rendezvous_name(self.name),
@@ -240,6 +242,8 @@ class Controller:
             self.chronicle.notice_over(self.notices.closed(command.evacuation))
         elif isinstance(command, life.Warn):
             self._alarm(command.text)
+        elif isinstance(command, life.Quarantine):
+            self._spawn(self._quarantine(command))
         elif isinstance(command, life.MakeDurable):
             self._spawn(self._make_durable())
         elif isinstance(command, life.EndRun):
@@ -493,6 +497,20 @@ class Controller:
     def _upload_failed(self, attempt: str, reason: str) -> None:
         self._waited_for(attempt)
         self._alarm(reason)
+
+    async def _quarantine(self, command: life.Quarantine) -> None:
+        """The decision is told first: a run that ends with it does not wait for the note to be written."""
+        step = command.snapshot.step
+        self._alarm(
+            f"the snapshot of step {step} failed to restore and is in quarantine until 'elastic snapshots verify "
+            f"{step} --deep' finds it whole: {command.reason}"
+        )
+        self.uploads.distrust()
+        arguments = (self.store, self.name, command.snapshot.attempt, command.reason)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, give_up, *arguments)
+        except ElasticError as error:
+            self._alarm(f"the quarantine of step {step} could not be noted in storage: {error}")
 
     def _alarm(self, text: str) -> None:
         """Something that a person should see."""

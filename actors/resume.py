@@ -11,6 +11,7 @@ from elastic.errors import ConfigError, CorruptSnapshot
 from elastic.journal import PREFIX, decode
 from elastic.protocol.tiers import RemoteSnapshot, RestoreOrder
 from elastic.snapshot.manifest import SCHEMA
+from elastic.snapshot.quarantine import quarantine
 from elastic.snapshot.reader import SnapshotCatalog
 from elastic.storage.blob_store import BlobStore, open_store
 
@@ -21,15 +22,37 @@ class Durable:
 
     snapshots: tuple[RemoteSnapshot, ...]
     generation: int
+    skipped: tuple[str, ...] = ()
+    """Snapshots in quarantine, in words."""
 
 
 def what_is_durable(store: BlobStore, run: str) -> Durable:
-    """Check that ``store`` can be used, write ``run.json`` if it is the first time, and look. Raises StorageError."""
+    """Check that ``store`` can be used, write ``run.json`` if it is the first time, and look. Raises StorageError, and
+    CorruptSnapshot if every snapshot is in quarantine: to begin anew would forget them all."""
     store.check()
     store.put_if_absent(f"{run}/run.json", json.dumps({"schema": SCHEMA, "run": run, "created_at_s": wall()}).encode())
-    refs = SnapshotCatalog(store, run).list()
-    snapshots = tuple(RemoteSnapshot(ref.attempt, ref.step, earlier=True) for ref in refs)
-    return Durable(snapshots, _last_generation(store, run))
+    catalog = SnapshotCatalog(store, run)
+    refs = catalog.list()
+    failed = [ref for ref in refs if ref.directory in catalog.failed]
+    skipped = tuple(
+        f"the snapshot of step {ref.step} ({ref.snapshot_id}) is in quarantine: {catalog.failed[ref.directory]}"
+        for ref in failed
+    )
+    if refs and len(failed) == len(refs):
+        raise CorruptSnapshot(
+            f"every snapshot of the run failed to restore before; {skipped[0]}",
+            f"{store.url}/{run}",
+            "repair it and run 'elastic snapshots verify --all --deep', or begin under another name",
+        )
+    snapshots = tuple(RemoteSnapshot(ref.attempt, ref.step, earlier=True) for ref in refs if ref not in failed)
+    return Durable(snapshots, _last_generation(store, run), skipped)
+
+
+def give_up(store: BlobStore, run: str, attempt: str, reason: str) -> None:
+    """Put the committed snapshot of ``attempt`` into quarantine. Raises StorageError."""
+    for ref in SnapshotCatalog(store, run).list():
+        if ref.attempt == attempt:
+            quarantine(store, ref, reason, wall())
 
 
 def how_to_restore(run: RunConfig, order: RestoreOrder | None) -> RestoreConfig | None:
@@ -52,7 +75,8 @@ def start_of(start_from: str, mode: str, store: BlobStore, run: str) -> RemoteSn
     if other == run and storage in ("", store.url):
         raise ConfigError("start_from", start_from, "is this run itself; leave it out to resume")
     place = open_store(storage) if storage else store
-    refs = SnapshotCatalog(place, other).list()
+    catalog = SnapshotCatalog(place, other)
+    refs = catalog.restorable() if which == "latest" else catalog.list()
     if which != "latest":
         refs = [ref for ref in refs if which in (str(ref.step), ref.snapshot_id, ref.directory)] or [
             ref for ref in refs if not which.isdecimal() and ref.snapshot_id.startswith(which)

@@ -124,6 +124,10 @@ class UploadShell:
         if self._config.when_busy == "coalesce" and newest is not None and newest.step > self._begun_step:
             self._begin(newest)
 
+    def distrust(self) -> None:
+        """What was uploaded turned out to be damaged: the next snapshot refers to none of it."""
+        self.previous = self._previous_weights = None
+
     async def finish(self) -> str:
         """Make the newest node snapshot durable. Returns why not, or an empty text."""
         if self._weights is not None:

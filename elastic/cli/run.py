@@ -275,7 +275,7 @@ def _resumes(settings: RunSettings) -> str:
     try:
         if not settings.address:
             store.check()
-        refs = SnapshotCatalog(store, settings.run.name).list()
+        refs = SnapshotCatalog(store, settings.run.name).restorable()
     except ElasticError:
         if settings.address:
             return ""

@@ -70,6 +70,7 @@ def durable_rows(found: Found, now_s: float) -> list[dict[str, Any]]:
             "age_s": max(0.0, now_s - ref.committed_at_s),
             "depth": ref.depth,
             "pinned": ref.directory in pins,
+            "quarantined": found.catalog.failed.get(ref.directory, ""),
             "survives": survives,
         }
         try:
@@ -136,12 +137,21 @@ def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
             age(row["age_s"]),
             str(row["depth"]),
             "yes" if row["pinned"] else "",
-            f"damaged: {row['problem']}" if "problem" in row else survival(row["survives"]),
+            _worth(row),
         )
         for row in rows
     ]
     head = ("tier", "step", "id", "size", "new", "age", "depth", "pinned", "survives the loss of")
     return columns(head, table, left=(0, 2, 7, 8))
+
+
+def _worth(row: dict[str, Any]) -> str:
+    """What a snapshot survives, if it can be restored."""
+    if "problem" in row:
+        return f"damaged: {row['problem']}"
+    if row.get("quarantined"):
+        return f"in quarantine, it failed to restore: {row['quarantined']}"
+    return survival(row["survives"])
 
 
 def survival(losses: Sequence[str]) -> str:

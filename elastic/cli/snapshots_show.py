@@ -99,6 +99,7 @@ def to_json(
         "committed_at_s": ref.committed_at_s,
         "depth": ref.depth,
         "pinned": ref.directory in pinned_directories(found.store, found.run),
+        "quarantined": found.catalog.failed.get(ref.directory, ""),
         "survives": list(durable_survives(found.store)),
         "point": asdict(manifest.point),
         "mesh": dict(manifest.mesh.axes),
@@ -146,10 +147,12 @@ def lines(
 ) -> list[str]:
     """The snapshot, in words."""
     point, counts = manifest.point, manifest.counts
+    reason = found.catalog.failed.get(ref.directory, "")
     pinned = ", pinned" if ref.directory in pinned_directories(found.store, found.run) else ""
     text = [
         f"snapshot {ref.snapshot_id} of run {found.run!r}: step {ref.step:,}, "
         f"{age(time.time() - ref.committed_at_s)} old{pinned}",
+        *([f"  in quarantine, it failed to restore: {reason}"] if reason else []),
         f"  moment: generation {point.generation}, {point.samples_seen:,} samples, {point.tokens_seen:,} tokens, "
         f"data cursor {point.data_cursor:,}",
     ]

@@ -1,11 +1,12 @@
 """``elastic snapshots verify``: whether snapshots are whole, checked by a process that has nothing to do with the run.
 
-The exit code is 0 if all are good and 5 if any is damaged; damage is named by tensor, chunk and file.
+The exit code is 0 if all are good and 5 if any is damaged; damage is named by tensor, chunk and file. A snapshot in
+quarantine of which every byte was read and found good comes out of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,10 +71,12 @@ def verify_snapshots(
     ] = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Marker, manifest, files, coverage; with --deep every byte. Exit code 5 if anything is damaged.
+    """Marker, manifest, files, coverage; with --deep every byte, and what is good leaves quarantine. Exit code 5 if
+    anything is damaged.
 
     With --resume also whether training goes on from it as it would have: the same state on two meshes, the same
     samples and generators, and loss, outputs, gradients and the next update within the error contract."""
+    from elastic.snapshot.quarantine import release
     from elastic.snapshot.verify import verify
 
     if which and every:
@@ -102,10 +105,14 @@ def verify_snapshots(
     if not chosen and not damaged_markers:
         raise ConfigError("STEP|ID", which, f"run {found.run!r} has no committed snapshot")
     reports: list[VerifyReport] = []
+    released: set[str] = set()
     for ref in chosen:
         reports.append(verify(found.store, found.run, ref, deep=deep))
+        if ref.directory in found.catalog.failed and deep and reports[-1].ok:
+            release(found.store, ref)
+            released.add(ref.directory)
         if not as_json:
-            for text in lines(reports[-1]):
+            for text in lines(reports[-1], *_quarantine(found, ref, released)):
                 print(text, flush=True)
     ok = all(report.ok for report in reports) and not (every and damaged_markers)
     if as_json:
@@ -115,7 +122,7 @@ def verify_snapshots(
                 "storage": found.store.url,
                 "ok": ok,
                 "deep": deep,
-                "snapshots": [to_json(report) for report in reports],
+                "snapshots": [{**to_json(report), "released": report.ref.directory in released} for report in reports],
                 "damaged_markers": damaged_markers,
                 "exit_code": 0 if ok else CorruptSnapshot.exit_code,
             }
@@ -148,13 +155,22 @@ def to_json(report: VerifyReport) -> dict[str, Any]:
     }
 
 
-def lines(report: VerifyReport) -> list[str]:
+def _quarantine(found: Found, ref: SnapshotRef, released: Container[str]) -> list[str]:
+    """Where a snapshot stands that a run failed to restore."""
+    if ref.directory in released:
+        return ["  it is no longer in quarantine"]
+    if ref.directory in found.catalog.failed:
+        return [f"  in quarantine until --deep finds it whole: {found.catalog.failed[ref.directory]}"]
+    return []
+
+
+def lines(report: VerifyReport, *more: str) -> list[str]:
     """One report, in words."""
     name = f"step {report.ref.step:,} ({report.ref.snapshot_id})"
     read = f"{count(report.chunks, 'chunk')}, {size(report.nbytes)}" if report.deep else "files, sizes and coverage"
     if report.ok:
-        return [f"{name}: good, {read} checked in {seconds(report.seconds)}"]
-    text = [f"{name}: DAMAGED, {count(len(report.problems), 'problem')}"]
+        return [f"{name}: good, {read} checked in {seconds(report.seconds)}", *more]
+    text = [f"{name}: DAMAGED, {count(len(report.problems), 'problem')}", *more]
     text += [f"  {problem}" for problem in report.problems[:SHOWN_PROBLEMS]]
     if len(report.problems) > SHOWN_PROBLEMS:
         text.append(f"  and {len(report.problems) - SHOWN_PROBLEMS} more; see them with --json")

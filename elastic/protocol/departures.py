@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from elastic.errors import CorruptSnapshot
 from elastic.protocol import notices
 from elastic.protocol.classification import HANG, INFRASTRUCTURE, PREEMPTION, REPEATS, STORAGE, USER
 from elastic.protocol.endings import end_run, failed_once_more, finished, released, stopped, user_error
 from elastic.protocol.incident import Culprit, Incident
 from elastic.protocol.membership import UNWOUND
-from elastic.protocol.run_commands import CancelRound, EndRun, Interrupt, KillMember, Probe, StartSalvage
+from elastic.protocol.run_commands import CancelRound, EndRun, Interrupt, KillMember, Probe, Quarantine, StartSalvage
 from elastic.protocol.run_events import Departed, Departure
 from elastic.protocol.run_state import (
     FINISHING,
@@ -190,8 +191,9 @@ def settle(state: RunState, at: float) -> Outcome:
     unreadable = next((d for d in departures if d.cause == "unreadable"), None)
     others = [d for d in departures if d.cause in ("lost", "error") and d.collateral]
     ended: EndRun | None = None
+    quarantine: tuple[Any, ...] = ()
     if unreadable and not suffered:
-        state, ended = _not_restored(state, unreadable)
+        state, ended, quarantine = _not_restored(state, unreadable)
     if own and not suffered and not ended:
         step = max(d.step for d in departures)
         state, ended = user_error(state, [replace(d, step=step) if d.cause == "lost" else d for d in own], at)
@@ -200,8 +202,9 @@ def settle(state: RunState, at: float) -> Outcome:
     if not ended and (suffered or unreadable or (others and not own)):
         state, ended = failed_once_more(state, suffered or [d for d in (unreadable, *others) if d], at)
     if ended:
-        return end_run(state, ended)
-    return released(state), ()
+        state, ending = end_run(state, ended)
+        return state, (*quarantine, *ending)
+    return released(state), quarantine
 
 
 def _take_live_tier(state: RunState) -> Outcome:
@@ -241,19 +244,23 @@ def parted(state: RunState) -> EndRun | None:
     return EndRun("failed", "the ranks parted", replace(early, error=error), deterministic=True, kind="user")
 
 
-def _not_restored(state: RunState, departure: Departure) -> tuple[RunState, EndRun | None]:
-    """Try a snapshot that could not be restored once more, then the next older one; without one the run ends."""
+def _not_restored(state: RunState, departure: Departure) -> tuple[RunState, EndRun | None, tuple[Any, ...]]:
+    """Try a snapshot that could not be restored once more, then the next older one; without one the run ends. What was
+    read from storage alone and is damaged goes into quarantine; memory is gone after the run anyway."""
     order = state.restoring
     if order is None:
-        return state, None
+        return state, None, ()
     times = state.unreadable.get(order.attempt, 0) + 1
     state = replace(state, unreadable={**state.unreadable, order.attempt: times})
     if times < UNREADABLE_TRIES:
-        return state, None
+        return state, None, ()
+    commands: tuple[Any, ...] = ()
+    if order.node is None and order.remote and not order.other_run and isinstance(departure.failure, CorruptSnapshot):
+        commands = (Quarantine(order.remote, departure.error),)
     if order.node is not None:
         state = replace(state, node_snapshots=tuple(s for s in state.node_snapshots if s.attempt != order.node.attempt))
     if order.remote is not None:
         state = replace(state, remotes=tuple(s for s in state.remotes if s.attempt != order.remote.attempt))
     if newest_restorable(state.node_snapshots, state.remotes) is None:
-        return state, EndRun("failed", departure.error, departure, kind="refused")
-    return state, None
+        return state, EndRun("failed", departure.error, departure, kind="refused"), commands
+    return state, None, commands

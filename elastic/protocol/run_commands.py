@@ -8,7 +8,7 @@ from elastic.mesh import Mesh
 from elastic.protocol.incident import Incident
 from elastic.protocol.membership import Evacuation
 from elastic.protocol.run_events import Departure
-from elastic.protocol.tiers import RestoreOrder
+from elastic.protocol.tiers import RemoteSnapshot, RestoreOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,14 @@ class Warn:
     """Something that a person should see; the run goes on."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A durable snapshot was found damaged again: no later start of the run is to try it."""
+
+    snapshot: RemoteSnapshot
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

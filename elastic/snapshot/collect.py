@@ -18,6 +18,7 @@ from elastic.snapshot.manifest import Manifest, SnapshotRef, canonical_json
 from elastic.snapshot.object_names import (
     DROPPED,
     MARKER,
+    QUARANTINED,
     generation_of,
     opened_at_s,
     parse_key,
@@ -70,7 +71,7 @@ def plan_sweep(
         remaining[name.directory] = remaining.get(name.directory, 0) + 1
         attempt = name.rest.partition("/")[0]
         stays = key in marked or name.directory in in_flight
-        if (manifest := kept.get(name.directory)) is not None and attempt == manifest.attempt:
+        if (manifest := kept.get(name.directory)) is not None and attempt in (manifest.attempt, QUARANTINED):
             stays = True
         elif name.directory in dropped_at_s and manifest is None:
             stays |= now_s - dropped_at_s[name.directory] < grace_s
@@ -103,7 +104,8 @@ def collect(
     """Let go of what ``retention`` does not keep, and sweep.
 
     ``in_flight`` names directories of snapshots that are being written and of those that they refer to. Kept in any
-    case: what is pinned or in flight, and the newest snapshot that can be restored with all that are newer. A manifest
+    case: what is pinned or in flight, and the newest snapshot that can be restored with all that are newer; one that is
+    in quarantine does not count as such. A manifest
     that cannot be read may refer to anything, so while there is one no file is deleted; ``blocked`` says so.
     """
     catalog = SnapshotCatalog(store, run)

@@ -16,6 +16,8 @@ _ATTEMPT = re.compile(r"g(\d+)-[A-Za-z0-9._-]+")
 MARKER = "COMMITTED"
 DROPPED = "DROPPED"
 """Says that retention has let go of a snapshot, and when; written before its marker is deleted."""
+QUARANTINED = "QUARANTINED"
+"""Says that a snapshot failed to restore, and why; until it is gone no run is begun from that snapshot."""
 
 
 def check_part(part: str) -> str:

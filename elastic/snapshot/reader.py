@@ -5,6 +5,7 @@ readable ⟺ the marker exists ∧ the manifest has the marker's digest ∧ ever
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,8 @@ from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.index import ObjectTrees, SnapshotIndex
 from elastic.snapshot.layout import TensorSpec
 from elastic.snapshot.manifest import FileRecord, Manifest, SnapshotRef, manifest_digest
-from elastic.snapshot.object_names import MARKER, latest_key, parse_key, snapshots_prefix
+from elastic.snapshot.object_names import MARKER, QUARANTINED, latest_key, parse_key, snapshots_prefix
+from elastic.snapshot.quarantine import reason_of
 from elastic.snapshot.sources import VerifiedSource
 from elastic.storage.blob_store import BlobStore
 
@@ -51,14 +53,26 @@ class SnapshotCatalog:
         self.store, self.run = store, run
         self.quarantined: dict[str, str] = dict.fromkeys(quarantined, "it failed to restore before")
         """Directory of a snapshot to the reason why it is not used."""
+        self.failed: dict[str, str] = {}
+        """Directory of a snapshot in lasting quarantine to the reason, as ``list`` found it: a run failed to restore it
+        again and again. It is listed, and chosen only by name."""
 
     def list(self) -> list[SnapshotRef]:
         """Every committed snapshot, newest first (by step, then by time of commit). A marker that cannot be read is
         put into ``quarantined`` and left out."""
-        markers = [key for key in self.store.list(snapshots_prefix(self.run)) if key.endswith(f"/{MARKER}")]
+        names = [(key, parse_key(self.run, key)) for key in self.store.list(snapshots_prefix(self.run))]
         with ThreadPoolExecutor(READ_THREADS) as threads:
+            markers = [key for key, name in names if name is not None and name.rest == MARKER]
             refs = [ref for ref in threads.map(self._marker, markers) if ref is not None]
+        for key, name in names:
+            if name is not None and name.rest == QUARANTINED:
+                with contextlib.suppress(KeyError):  # a check that found it whole was faster
+                    self.failed[name.directory] = reason_of(self.store.get(key))
         return sorted(refs, key=lambda ref: (ref.step, ref.committed_at_s, ref.snapshot_id), reverse=True)
+
+    def restorable(self) -> list[SnapshotRef]:
+        """As ``list``, without those in quarantine."""
+        return [ref for ref in self.list() if ref.directory not in self.failed]
 
     def find(self, step: int) -> SnapshotRef | None:
         """The newest committed snapshot of exactly this step."""
@@ -67,7 +81,7 @@ class SnapshotCatalog:
     def newest_good(self, at_most_step: int | None = None) -> tuple[SnapshotRef, SnapshotIndex] | None:
         """The newest snapshot whose marker, manifest, files and coverage are good, with its index; None if there is
         none. One that is not good is quarantined, with the reason, and the next older one is tried."""
-        for ref in self.list():
+        for ref in self.restorable():
             if ref.directory in self.quarantined or (at_most_step is not None and ref.step > at_most_step):
                 continue
             try:

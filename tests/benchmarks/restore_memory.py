@@ -79,7 +79,7 @@ def save(store: Any, shape: tuple[int, int], ranks: int) -> tuple[NodeSnapshot, 
     upload = Upload(ATTEMPT, new_snapshot_id(time.time(), "0000"), STEP, "write", {})
     files = ray.get(store.upload.remote(upload, tuple(range(ranks)), 0))
     places = dict.fromkeys(range(ranks), HOLDER)
-    ray.get(store.commit_durable.remote(upload, places, reports, tuple(files)))
+    ray.get(store.commit_durable.remote(upload, places, reports, tuple(files), {}))
     return NodeSnapshot(ATTEMPT, STEP, dict.fromkeys(range(ranks), (HOLDER,))), RemoteSnapshot(ATTEMPT, STEP)
 
 

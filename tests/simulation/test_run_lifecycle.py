@@ -34,7 +34,7 @@ def test_the_histories_reach_every_command_and_every_way_to_fail() -> None:
         kinds |= {run.ended.kind} if run.ended else set()
     assert seen == {
         "StartStore", "StartMember", "KillMember", "BeginGeneration", "Interrupt", "Probe", "StartRound", "CancelRound",
-        "EndRoundBeyond", "CloseIncident", "CloseNotice", "StartSalvage", "Warn", "MakeDurable", "EndRun",
+        "EndRoundBeyond", "CloseIncident", "CloseNotice", "StartSalvage", "Warn", "Quarantine", "MakeDurable", "EndRun",
     }  # fmt: skip
     assert kinds == {"", "user", "refused", "cluster", "snapshot"}
 

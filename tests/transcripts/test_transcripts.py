@@ -131,6 +131,7 @@ def _say(command: Any) -> str:
         life.StartRound: lambda c: f"snapshot: {c.purpose}{' and leave' if c.stop else ''}",
         life.CancelRound: lambda c: f"give up the snapshot: {c.reason}",
         life.EndRoundBeyond: lambda c: f"no snapshot beyond step {c.step}",
+        life.Quarantine: lambda c: f"quarantine step {c.snapshot.step}: {c.reason}",
         life.MakeDurable: lambda c: "make durable",
         life.Warn: lambda c: f"warn: {c.text}",
     }
