@@ -65,6 +65,9 @@ class OneRank:
         )
         for event in (life.ClusterSeen(0, {"n": (1, "n")}), life.StoreReady(1, "n"), life.MemberReady(2, "m0000")):
             self._tell(event)
+        while self.restored < 0 and self.ended is None:
+            assert self.machine.state.deadline is not None
+            self._tell(life.Tick(self.machine.state.deadline))  # it waits between failures
 
     def _tell(self, event: Any) -> None:
         for command in self.machine.handle(event):
