@@ -314,6 +314,7 @@ class Controller:
                 report=dict(event.report),
             )
             if self.machine.state.rank_of(member) == 0:
+                log.info("restored by rank 0: %s", event.report.get("text", ""))
                 self.chronicle.restored(generation, event.report)
         elif event.kind == "departed":
             if event.metrics:

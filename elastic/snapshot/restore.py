@@ -69,7 +69,9 @@ class RestoreReport:
             "mode": self.mode,
             "tier": self.tier,
             "bytes": self.restored_bytes,
+            "bytes_from": {place: nbytes for place, nbytes in self.bytes_from.items() if nbytes},
             "seconds": self.seconds,
+            "parts_s": dict(self.parts_s),
             **{what: [*found[:MOST_NAMES]] for what, found in names.items()},
             "counts": {what: len(found) for what, found in names.items()},
             "notes": list(self.notes),
@@ -77,14 +79,23 @@ class RestoreReport:
         }
 
     def __str__(self) -> str:
-        """One line: the mode, and all that is not as it was saved."""
-        parts = [f"step {self.step}" + (f" from {self.tier}" if self.tier else "") + f", mode {self.mode}", *self.notes]
+        """One line: the mode, what came from where, and all that is not as it was saved."""
+        places = ", ".join(f"{place} {_mib(nbytes)}" for place, nbytes in self.bytes_from.items() if nbytes)
+        parts = [f"step {self.step}" + (f" from {self.tier}" if self.tier else "") + f", mode {self.mode}"]
+        parts.append(
+            f"{_mib(self.restored_bytes)} in {self.seconds:.2g} s" + (f", read from {places}" if places else "")
+        )
+        parts += self.notes
         for what, found in (("cast", self.cast), ("not used", self.dropped), ("as built", self.new)):
             if found:
                 parts.append(f"{what}: {listing(found)}")
         if self.unchecked:
             parts.append(f"versions that are not known and were not compared: {', '.join(self.unchecked)}")
         return "; ".join(parts)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.1f} MiB"
 
 
 def restore(

@@ -20,6 +20,9 @@ from elastic.snapshot.restore_plan import WINDOW_BYTES, Ints, RestorePlan, windo
 from elastic.snapshot.tensor_layout import bits
 
 THREADED_BYTES = 4 << 20
+STRIDE_BYTES = 16 << 20
+"""Bytes of chunks that are read while as many are copied, where not all need to be held at once. Little, so that the
+same memory is used again and again: memory that is new costs its page faults, which is more than the read."""
 LOCKED_CHUNK_BYTES = 64 << 10
 """Chunks of fewer bytes are copied without letting go of the interpreter lock: getting it back would take longer."""
 _memmove_locked = ctypes.PyDLL(None).memmove
@@ -96,26 +99,23 @@ class Transfer:
             announce(self.table, plan.rows[~here], live[~here])
         with ThreadPoolExecutor(1, "restore") as reader, ThreadPoolExecutor(1, "restore") as helper:
             held = self._fetch(np.flatnonzero(here), straight=False)
-            self._stream(self._windows(~here & ~live), reader, helper)
-            last = self._windows(~here & live)
-            if len(last) > 1:
+            self._stream(~here & ~live, reader, helper)
+            last = np.flatnonzero(~here & live)
+            if self.table.nbytes[self.plan.rows[last]].sum() > self.window_bytes and len(last) > 1:
                 before_live()
-                self._stream(last, reader, helper)
+                self._stream(~here & live, reader, helper)
             else:
-                read = [self._fetch(window, straight=False) for window in last]
+                read = self._fetch(last, straight=False)
                 before_live()
-                for fetched in read:
-                    self._put(fetched, helper)
+                self._put(read, helper)
             before_live()
             self._put(held, helper)
 
-    def _windows(self, chosen: npt.NDArray[np.bool_]) -> list[Ints]:
-        """The chosen positions of the plan's rows, in runs of at most a window."""
+    def _stream(self, chosen: npt.NDArray[np.bool_], reader: Executor, helper: Executor) -> None:
+        """Read the chosen ones of the plan's rows stride by stride, the next one while one is copied."""
         positions = np.flatnonzero(chosen)
-        return [positions[cut] for cut in windows_of(self.table.nbytes[self.plan.rows[positions]], self.window_bytes)]
-
-    def _stream(self, windows: Sequence[Ints], reader: Executor, helper: Executor) -> None:
-        """Read window by window, the next one while one is copied."""
+        stride = min(self.window_bytes, STRIDE_BYTES)
+        windows = [positions[cut] for cut in windows_of(self.table.nbytes[self.plan.rows[positions]], stride)]
         reading = [reader.submit(self._fetch, window, straight=True) for window in windows[:1]]
         for number in range(len(windows)):
             started = time.perf_counter()

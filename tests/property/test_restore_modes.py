@@ -104,6 +104,11 @@ def test_versions_that_are_accepted_or_do_not_matter_to_the_mode_are_reported(ti
     assert report.notes == ("versions differ (accepted): torch 2.12.0 → 2.13.0",)
     assert report.unchecked == ("tokenizer", "container", "dependencies", "elastic", "data")
     assert "not compared: tokenizer, container" in str(report)
+    told = report.summary()
+    assert sum(told["bytes_from"].values()) == report.read_bytes > 0
+    assert set(told["parts_s"]) == {"plan", "read", "copy", "load"}
+    assert "MiB in" in str(report)
+    assert all(f"{place} " in str(report) for place in told["bytes_from"])
     report = restore(attached(state(1)), index, source, "training", versions=here)
     assert report.notes == ("versions differ (mode training): torch 2.12.0 → 2.13.0",)
     assert restore(attached(state(1)), index, source).unchecked == (), "a recovery within a run compares none"
