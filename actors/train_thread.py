@@ -43,6 +43,7 @@ from elastic.errors import (
     VersionMismatch,
 )
 from elastic.gate import BoundaryGate, Interrupted
+from elastic.mesh_identity import set_mesh_generation
 from elastic.progress import BUILDING, FORMING, IDLE, Progress
 from elastic.protocol.shares import StagedShare
 from elastic.run import BUILD_STEP, Run, RunContext, Stopped, set_current_run
@@ -278,6 +279,7 @@ class TrainThread:
             MASTER_PORT=str(port),
         )
         backend = "cpu:gloo,cuda:nccl" if self.spec.use_gpu and torch.cuda.is_available() else "gloo"
+        set_mesh_generation(order.generation)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         self.tell(RankEvent("formed", order.generation, took_s=now() - started))
         self.progress.enter(BUILDING, 0)

@@ -295,7 +295,8 @@ def follow(handle: RunHandle, display: PlainProgress) -> tuple[Result, bool]:
                 stopping = True
                 display.note("stopping at the next boundary, with a snapshot; Ctrl-C again leaves at once")
                 handle.stop()
-            display.show(handle.status())
+            with contextlib.suppress(ClusterError):  # too busy to answer is not dead: that, poll tells
+                display.show(handle.status())
     if result.status == "stopped" and not stopping:
         time.sleep(LET_READ_S)
     handle.close()

@@ -173,8 +173,8 @@ def _next_steps(own: World, other: World, contract: ErrorContract) -> Iterator[C
 def _outputs(own: World, other: World, where: str, tolerance: float) -> Iterator[Check]:
     ours, theirs = own.outputs(), other.outputs()
     for name in sorted(ours):
-        if name not in theirs or ours[name].shape != theirs[name].shape:
-            yield Check(f"outputs of {name}", where, None, "their rows are not those of the samples of a batch")
+        if name not in theirs or ours[name].shape != theirs[name].shape or not ours[name].size:
+            yield Check(f"outputs of {name}", where, None, "not one forward pass a step, with a row for each sample")
             continue
         yield _judged(f"outputs of {name}", where, _norm_of_difference([(ours[name], theirs[name])]), tolerance)
 

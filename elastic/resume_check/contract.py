@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from elastic.errors import ConfigError
-from elastic.mesh import Mesh
+from elastic.mesh import DATA_AXES, Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,15 @@ class ErrorContract:
 
 
 def another_mesh(mesh: Mesh) -> Mesh:
-    """A mesh of another number of data-parallel ranks: the largest proper divisor, so that shares stay even; 2 of 1."""
-    axis = next((name for name, _ in mesh.axes if name.startswith("dp")), None)
-    if axis is None:
-        return Mesh((("dp", 2), *mesh.axes))
-    size = mesh.size(axis)
-    other = next((n for n in range(size // 2, 0, -1) if size % n == 0), 2) if size > 1 else 2
+    """A mesh of the same axes, which are those that the train function knows, with another number of data-parallel
+    ranks: the largest proper divisor, so that shares stay even; 2 of 1. Without a data axis another axis shrinks."""
+    sizes = dict(mesh.axes)
+    axes = [name for name in sizes if name in DATA_AXES] or list(sizes)
+    if not axes:
+        return Mesh((("dp", 2),))
+    axis = next((name for name in axes if sizes[name] > 1), axes[0])
+    size = sizes[axis]
+    other = next((n for n in range(size // 2, 0, -1) if size % n == 0), 2)
     return Mesh(tuple((name, other if name == axis else held) for name, held in mesh.axes))
 
 

@@ -124,9 +124,12 @@ class ProbedRun(Run):
 
     def _forward_hook(self, name: str) -> Any:
         def note(module: Any, arguments: Any, output: Any) -> None:
+            if self._first_step is None or len(self.notes["boundaries"]) != 1:
+                return
             tensor = _first_tensor(output)
-            first = self._first_step is not None and len(self.notes["boundaries"]) == 1
-            if first and name not in self._outputs and tensor is not None and tensor.nbytes <= MOST_OUTPUT_BYTES:
+            if name in self._outputs:  # microbatches: of another mesh they are other parts of the batch
+                self._outputs[name] = np.empty(0)
+            elif tensor is not None and tensor.nbytes <= MOST_OUTPUT_BYTES:
                 self._outputs[name] = local_part(tensor.detach()).to("cpu", torch.float64).numpy()
 
         return note

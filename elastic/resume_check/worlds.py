@@ -49,9 +49,11 @@ class World:
         return [i for rank in self.data_ranks() for i in self.answers[rank]["turns"][turn]["ids"]]
 
     def metric(self, name: str, turn: int) -> float | None:
-        """A reported number over all data ranks: their mean."""
-        values = [self.answers[rank]["turns"][turn].get("reported", {}).get(name) for rank in self.data_ranks()]
-        return None if None in values else float(np.mean([v for v in values if v is not None]))
+        """A reported number over all ranks that reported it: their mean. So that of a loss over the samples of a data
+        rank, or over a piece of their sequences, is the loss of the whole batch."""
+        values = [answer["turns"][turn].get("reported", {}).get(name) for answer in self.answers]
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if known else None
 
     def gradients(self, turn: int) -> dict[str, dict[str, float]]:
         """Statistics of every parameter's gradient, by name."""

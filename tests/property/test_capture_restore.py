@@ -142,6 +142,27 @@ def test_a_parameter_without_gradient_has_no_state_after_a_restore(tier: NodeTie
     assert fresh["optimizer"].param_groups[2]["lr"] == state["optimizer"].param_groups[2]["lr"]
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_moments_of_a_parameter_that_was_frozen_meanwhile_are_saved_and_come_back(tier: NodeTier, before: bool) -> None:
+    """``before``: the new program freezes it before the restore, and not after."""
+    state = trained(0, 3)
+    state["model"].body.requires_grad_(False)
+    train(state, 2, 1)  # goes on without it
+    index, source = take_snapshot(tier, [Attached(state, mesh_of(2), rank) for rank in range(2)])
+    fresh = build(1)
+    fresh["model"].body.requires_grad_(not before)
+    report = restore(Attached(fresh, mesh_of(1), 0), index, source)
+    assert (report.new, report.dropped) == ((), ())
+    fresh["model"].body.requires_grad_(False)
+    assert float(fresh["optimizer"].state[fresh["model"].body.weight]["step"]) == 3.0
+    assert fresh["optimizer"].state[fresh["model"].body.weight]["exp_avg"].any()
+    assert_same_state(state, fresh)
+    for one in (state, fresh):  # and thawed again
+        one["model"].body.requires_grad_(True)
+        train(one, 2, 2)
+    assert_same_state(state, fresh)
+
+
 def test_optimizer_state_keeps_its_dtype_beside_a_parameter_of_another(tier: NodeTier) -> None:
     def small() -> dict[str, object]:
         model = nn.Linear(3, 2).to(torch.bfloat16)

@@ -15,8 +15,16 @@ def test_another_mesh_has_another_number_of_data_parallel_ranks_and_even_shares(
     assert str(another_mesh(Mesh((("dp", 6),)))) == "dp3"
     assert str(another_mesh(Mesh((("dp", 3), ("tp", 2))))) == "dp1·tp2"
     assert str(another_mesh(Mesh((("dp", 1),)))) == "dp2"
-    assert str(another_mesh(Mesh((("tp", 4),)))) == "dp2·tp4"
+    assert str(another_mesh(Mesh((("pp", 2), ("dp", 1))))) == "pp2·dp2"
+    assert str(another_mesh(Mesh((("dp_replicate", 1), ("dp_shard", 4))))) == "dp_replicate1·dp_shard2"
+    assert str(another_mesh(Mesh((("ep", 3),)))) == "ep1"
     assert str(another_mesh(Mesh((("dp_replicate", 2), ("dp_shard", 2))))) == "dp_replicate1·dp_shard2"
+
+
+def test_another_mesh_has_no_axis_that_the_train_function_does_not_know() -> None:
+    assert str(another_mesh(Mesh((("tp", 4),)))) == "tp2"
+    assert str(another_mesh(Mesh((("pp", 2), ("tp", 1))))) == "pp1·tp1"
+    assert str(another_mesh(Mesh(()))) == "dp2"
 
 
 def test_a_difference_is_relative_and_nothing_is_near_a_number_that_is_none() -> None:
