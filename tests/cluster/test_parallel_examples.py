@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import TestCluster
+from support.cluster import TestCluster, when
 
 import elastic
 
@@ -46,3 +46,47 @@ def test_the_example_learns_and_goes_on_on_another_mesh(cluster: TestCluster, tm
     assert result.generations[0].restored_step == 30
     first, last = (sum(part) / 10 for part in (losses[0][:10], losses[1][-10:]))
     assert last < 0.9 * first
+
+
+LOSES_RANK_0 = """
+import os
+import runpy
+import signal
+
+import elastic
+
+def train(config):
+    run = elastic.current_run()
+    report = run.report
+    def report_or_die(**metrics):
+        if (run.generation, run.rank, run.step) == (1, 0, 12):
+            os.kill(os.getpid(), signal.SIGKILL)
+        report(**metrics)
+    run.report = report_or_die
+    runpy.run_path(config["example"])["train"](config)
+"""
+
+
+def test_a_sharded_run_that_loses_its_first_rank_shrinks_and_grows_back(cluster: TestCluster, tmp_path: Path) -> None:
+    """The survivor is rank 1 of two, rank 0 of one, and rank 0 of two: of the same mesh in another place."""
+    cluster.ensure(2)
+    script = tmp_path / "job.py"
+    script.write_text(LOSES_RANK_0)
+    handle = elastic.ElasticTrainer(
+        f"{script}:train",
+        train_loop_config={"steps": 1_000_000, "example": f"{EXAMPLES}/fsdp2.py"},
+        scaling_config=elastic.ScalingConfig(num_workers=(1, 2)),
+        run_config=elastic.RunConfig(
+            name="sharded", storage_path=str(tmp_path), snapshots=elastic.SnapshotConfig(interval="5 steps")
+        ),
+    ).start()
+    status = when(handle, lambda s: s["generation"] == 3 and s["phase"] == "running", 90, "two ranks again")
+    when(handle, lambda s: s["step"] >= status["step"] + 5, 60, "5 steps more")
+    handle.stop()
+    result = handle.wait()
+    assert result.error is None
+    assert [generation.world_size for generation in result.generations] == [2, 1, 2]
+    (incident,) = result.incidents
+    assert (incident.rung, incident.restored_from) == ("shrink", "node")
+    grown = next(snapshot for snapshot in result.snapshots if snapshot.purpose == "grow")
+    assert result.generations[2].restored_step == grown.step
