@@ -142,7 +142,7 @@ def node_committed(state: RunState, event: NodeCommitted) -> Outcome:
     state = replace(state, node_snapshots=(snapshot,))
     began_at = state.restoring.step if state.restoring else 0
     if snapshot.step > began_at and event.purpose != "entry":
-        state = _progress(state, snapshot.step, event.at)
+        state = progress(state, snapshot.step, event.at)
     if event.generation != state.generation:
         return state, ()
     state = _round_over(replace(state, round_failures=0), event.at)
@@ -160,7 +160,7 @@ def _holds(state: RunState, node: str) -> bool:
     return node not in state.nodes_lost and node in state.nodes and state.nodes[node].store_ready
 
 
-def _progress(state: RunState, step: int, at: float) -> RunState:
+def progress(state: RunState, step: int, at: float) -> RunState:
     """A step is committed: what failed in a row before it is forgiven, and budgets fill up by the time it took. Errors
     at later steps, or right there, are remembered."""
     committed_s = at - state.progress_at

@@ -95,7 +95,7 @@ def depart(state: RunState, departure: Departure, kind: str) -> Outcome:
         if departure.rank not in state.at_end and remaining(state) and state.phase != UNWINDING:
             state = state.due("return", at + limits.unwind_timeout_s)
         return state, ()
-    state = _note_incident(state, departure, kind)
+    state = note_incident(state, departure, kind)
     if cause == "interrupted" and state.phase in (STOPPING, UNWINDING):
         state = replace(state, phase=UNWINDING)
         # While the round of the stop is open the others may still be on their way to its boundary.
@@ -125,7 +125,7 @@ def _hurry(state: RunState, at: float) -> RunState:
     return state.due("unwind", at + state.limits.unwind_timeout_s) if remaining(state) else state
 
 
-def _note_incident(state: RunState, departure: Departure, kind: str) -> RunState:
+def note_incident(state: RunState, departure: Departure, kind: str) -> RunState:
     """A failure opens an incident; every departure tells how far its rank had come."""
     incident = state.incident
     if departure.cause in ("lost", "error", "unreadable"):

@@ -15,6 +15,8 @@ class Cluster(World):
         self.nodes[name] = NodeMachine(name, self.random.randint(1, 2), f"d{number % 3}")
 
     def _view(self) -> None:
+        if self.down:
+            return  # who comes next looks for itself
         seen = {
             name: (0 if node.drains else node.capacity, node.domain) for name, node in self.nodes.items() if node.alive
         }
@@ -31,6 +33,7 @@ class Cluster(World):
         self.post(life.StoreReady(self.now, name))
 
     def _started(self, command: life.StartMember) -> None:
+        self.starting.pop(command.member, None)
         node = self.nodes[command.node]
         if command.member not in self.machine.state.members:
             return
@@ -59,7 +62,7 @@ class Cluster(World):
         if living:
             rank = self.random.choice(living)
             self._die(rank)
-            self.later(self.latency(), self._lost, rank)
+            self.soon(self.latency(), self._lost, rank)
 
     def _lost(self, rank: RankProcess) -> None:
         if rank.heard:
@@ -79,7 +82,7 @@ class Cluster(World):
 
     def _store_dies(self, store: StoreProcess) -> None:
         store.alive = False
-        self.later(self.latency(), self._store_gone, store)
+        self.soon(self.latency(), self._store_gone, store)
 
     def _store_gone(self, store: StoreProcess) -> None:
         if self.controller_stores.get(store.node) is store:
@@ -97,7 +100,7 @@ class Cluster(World):
         for rank in self.ranks.values():
             if rank.node is node and rank.alive:
                 self._die(rank)
-                self.later(self.latency(), self._lost, rank)
+                self.soon(self.latency(), self._lost, rank)
         self.later(self.latency() * 10, self._view)
 
     def notice(self) -> None:
@@ -131,6 +134,9 @@ class Cluster(World):
         self.later(self.latency(), self._view)
 
     def ask(self) -> None:
+        if self.down:
+            self.later(1.0, self.ask)
+            return
         draw = self.random.random()
         if draw < 0.25:
             self.stop()
@@ -140,6 +146,9 @@ class Cluster(World):
             self.post(life.SnapshotDue(self.now))
 
     def stop(self) -> None:
+        if self.down:
+            self.later(1.0, self.stop)
+            return
         self.stop_asked_at = self.now
         self.post(life.StopAsked(self.now))
 

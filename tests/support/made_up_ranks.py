@@ -19,22 +19,24 @@ class Ranks(Cluster):
 
     def tell(self, rank: RankProcess, act: Callable[..., None], *args: Any) -> None:
         """A call of the controller on a rank: in order, but that it may forget a thing before it is told of it."""
+        self.point(f"before {act.__name__} of {rank.name}")
         at = self.now + self.latency()
         if act not in (self._release, self._interrupt) or self.random.random() < 0.9:
             at = rank.told_at = max(at, rank.told_at)
-        self.later(at - self.now, self._called, rank, act, args)
+        self.later(at - self.now, self._called, self.epoch, rank, act, args)
 
-    def _called(self, rank: RankProcess, act: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if rank.alive:
+    def _called(self, epoch: int, rank: RankProcess, act: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if rank.alive and epoch >= rank.epoch:
             act(*args)
 
     def say(self, rank: RankProcess, make: Callable[[float], Any]) -> None:
         """News of a rank: in order; what was not heard before it died may be lost."""
         rank.said_at = max(rank.said_at, self.now + self.latency())
-        self.later(rank.said_at - self.now, self._heard, rank, make)
+        rank.said += 1
+        self.later(rank.said_at - self.now, self._heard, rank, make, rank.said)
 
-    def _heard(self, rank: RankProcess, make: Callable[[float], Any]) -> None:
-        if rank.heard and (rank.alive or self.random.random() < 0.5):
+    def _heard(self, rank: RankProcess, make: Callable[[float], Any], number: int) -> None:
+        if not self.down and number > rank.accounted and rank.heard and (rank.alive or self.random.random() < 0.5):
             self.post(make(self.now))
 
     def _begin(self, command: life.BeginGeneration) -> None:
@@ -47,6 +49,7 @@ class Ranks(Cluster):
         if order[0].generation <= rank.generation:
             return
         rank.generation = order[0].generation
+        rank.facts = {}
         rank.gate = GateModel()
         rank.orders.append(order)
         self._next_order(rank)
@@ -104,6 +107,7 @@ class Ranks(Cluster):
             self._depart(rank, "interrupted")
             return
         step = rank.step
+        rank.facts.update(entered=step, share_bytes=100)
         self.say(rank, lambda at: life.Entered(at, rank.name, generation, step, 100))
         if command.hold:
             rank.at = "hold"
@@ -132,6 +136,7 @@ class Ranks(Cluster):
         if rank.step >= self.until_step:
             rank.gate.will_hold(rank.step)
             step, generation = rank.step, rank.generation
+            rank.facts["at_end"] = step
             self.say(rank, lambda at: life.AtEnd(at, rank.name, generation, step))
             rank.at = "end"
             self._hold(rank)
@@ -179,6 +184,7 @@ class Ranks(Cluster):
         generation, step = rank.generation, rank.step
         if rank.first:
             rank.first = False
+            rank.facts["stepped"] = True
             self.say(rank, lambda at: life.FirstStep(at, rank.name, generation, step))
         rank.at = "arrive"
         self._arrive(rank)
@@ -210,6 +216,7 @@ class Ranks(Cluster):
 
     def _stage(self, rank: RankProcess, order: Any) -> None:
         came_from, rank.at = rank.at, "staging"
+        rank.facts.update(staged=order.attempt, staged_step=order.step)
         self.later(self.latency(), self._staged, rank, rank.generation, order, came_from)
 
     def _staged(self, rank: RankProcess, generation: int, order: Order, came_from: str) -> None:
@@ -261,12 +268,17 @@ class Ranks(Cluster):
             )
             return life.Departed(at, generation, departure)
 
+        if generation == rank.generation:
+            rank.facts["departure"] = life.Departure(
+                rank.name, -1, cause, step, self.now, error, "", collateral, live_bytes=kept, failure=failure
+            )
         self.say(rank, make)
         rank.at = "idle"
         self._poke(generation)
         self._next_order(rank)
 
     def _interrupt(self, rank: RankProcess, generation: int) -> None:
+        rank.facts["interrupted"] = max(generation, rank.facts.get("interrupted", -1))
         if generation == rank.generation:
             rank.gate.interrupt()
             self._look(rank)

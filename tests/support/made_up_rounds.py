@@ -76,6 +76,9 @@ class Rounds(Ranks):
 
     def _stage_live(self, rank: RankProcess, state: rounds.RoundState, place: int) -> None:
         store = rank.node.store
+        if rank.facts.get("live") == state.attempt:
+            return
+        rank.facts["live"] = state.attempt
         if rank.alive and store is not None and store.alive:
             fails = self.random.random() < self.trouble.seals_failed
             self.later(self.latency(), self._seal, store, state.attempt, place, state.step, state.generation, fails)
@@ -105,30 +108,38 @@ class Rounds(Ranks):
             steps = {report.point.step for report in state.reports.values()}
             if len(steps) != 1 or steps != {state.step}:
                 self.broken(f"shares of steps {steps} were committed as step {state.step}")
-            self.later(self.latency(), self._commit, state, commands)
+            self.soon(self.latency(), self._commit, state, commands)
             return
         for command in commands:
+            self.point(f"before {type(command).__name__} of {state.purpose}")
             self._do(state, command)
+            self.point(f"after {type(command).__name__} of {state.purpose}")
 
     def _commit(self, state: rounds.RoundState, commands: tuple[Any, ...]) -> None:
-        self.committed[state.attempt] = (state.step, len(state.nodes))
+        self.point("before the commit is in the journal")
+        if self.flush():
+            self.decided.add(state.attempt)
+            self.committed[state.attempt] = (state.step, len(state.nodes))
+        self.point("after the commit is in the journal")
         for command in commands:
+            self.point(f"before {type(command).__name__} of {state.purpose}")
             self._do(state, command)
+            self.point(f"after {type(command).__name__} of {state.purpose}")
 
     def _do(self, state: rounds.RoundState, command: Any) -> None:
         ranks = {number: rank for number, rank in self.round_at["ranks"].items() if rank is not None}
         if isinstance(command, rounds.OpenSlots):
-            self.later(self.latency(), self._open_slots, state, command)
+            self.later(self.latency(), self._open_slots, self.epoch, state, command)
         elif isinstance(command, rounds.NameBoundary):
-            self.later(self.latency(), self._name, state, command)
+            self.soon(self.latency(), self._name, state, command)
         elif isinstance(command, rounds.Propose):
             rank = ranks.get(command.rank)
             if rank is None or not rank.alive:
                 event = rounds.ShareFailed(command.rank, "the rank does not answer")
-                self.later(self.latency(), self._if_open, state.attempt, event)
+                self.soon(self.latency(), self._if_open, state.attempt, event)
                 return
-            self.tell(rank, self._propose, rank, state, command)
-            self.later(30.0, self._no_answer, rank, state, command)
+            self.tell(rank, self._propose, rank, state, command, self.round_at["held"] is not None)
+            self.soon(30.0, self._no_answer, rank, state, command)
         elif isinstance(command, rounds.StageLive):
             if (rank := ranks.get(command.rank)) is not None:
                 self.tell(rank, self._stage_live, rank, state, command.rank)
@@ -140,10 +151,13 @@ class Rounds(Ranks):
                 self.tell(rank, self._release, rank, state.generation, command)
         elif isinstance(command, rounds.CommitNodeTier):
             for store in list(self.controller_stores.values()):
-                self._store_commit(store, command.attempt)  # the run hears of it when they have answered
+                self.committed[state.attempt] = (state.step, len(state.nodes))
+                self._store_commit(store, command.attempt)
+                self.point("after a store was told of the commit")  # the run hears of it when they have answered
         elif isinstance(command, rounds.AbandonShares):
             self.round_ended.add(command.attempt)
             for store in list(self.controller_stores.values()):
+                self.point("before a store is told to abandon")
                 self.later(self.latency(), self._store_abandon, store, command.attempt)
         elif isinstance(command, rounds.RoundEnded):
             self._round_over(command.state)
@@ -158,21 +172,23 @@ class Rounds(Ranks):
             snapshot = NodeSnapshot(state.attempt, state.step, state.places)
             self.post(life.NodeCommitted(self.now, state.generation, snapshot, state.purpose))
 
-    def _open_slots(self, state: rounds.RoundState, command: rounds.OpenSlots) -> None:
+    def _open_slots(self, epoch: int, state: rounds.RoundState, command: rounds.OpenSlots) -> None:
+        if epoch != self.epoch:
+            return
         store = self.controller_stores.get(command.node)
         event: Any = rounds.SlotsRefused(command.node, "its store does not answer")
         if store is not None and store.alive:
             if state.generation > store.generation:
                 store.generation = state.generation
-                for name in [a for a in store.held if a != store.committed and not store.held[a].pins]:
-                    del store.held[name]
+                for name in [a for a in store.held if a != store.committed]:
+                    self._give_back(store, name)
             if self.random.random() < self.trouble.slots_refused:
                 event = rounds.SlotsRefused(command.node, "no arena slot is free")
             else:
-                store.held.setdefault(command.attempt, Shares(-1))
+                store.held.setdefault(command.attempt, Shares(-1)).opened = state
                 slots = {rank: SlotRef(f"/{command.node}/{rank}", 100, rank) for rank in command.share_bytes}
                 event = rounds.SlotsOpened(command.node, slots)
-        self.later(self.latency(), self._if_open, state.attempt, event)
+        self.soon(self.latency(), self._if_open, state.attempt, event)
 
     def _name(self, state: rounds.RoundState, command: rounds.NameBoundary) -> None:
         step = self.round_at["held"]
@@ -182,10 +198,11 @@ class Rounds(Ranks):
             step = max(command.at_least, max(reached, default=-1) + lead)
         self._if_open(state.attempt, rounds.BoundaryNamed(step))
 
-    def _propose(self, rank: RankProcess, state: rounds.RoundState, command: rounds.Propose) -> None:
+    def _propose(
+        self, rank: RankProcess, state: rounds.RoundState, command: rounds.Propose, held: bool
+    ) -> None:
         accepted, reached = False, -1
         if state.generation == rank.generation:
-            held = self.round_at["held"] is not None
             accepted, reached = rank.gate.propose(
                 Order(command.attempt, command.step, command.slot, command.stop, 0, held=held)
             )
@@ -193,7 +210,7 @@ class Rounds(Ranks):
         event: Any = rounds.Passed(command.rank, command.step, reached)
         if accepted:
             event = rounds.Accepted(command.rank, command.step)
-        self.later(self.latency(), self._answer, rank, state.attempt, event)
+        self.soon(self.latency(), self._answer, rank, state.attempt, event)
 
     def _answer(self, rank: RankProcess, attempt: str, event: Any) -> None:
         if rank.alive:
@@ -220,45 +237,65 @@ class Rounds(Ranks):
             return
         held = store.held.get(attempt)
         if fails or held is None:
+            if held is not None:
+                held.failed[rank] = "it was not sealed"
             self._say_store(store, attempt, rounds.ShareFailed(rank, "it was not sealed"))
             return
         held.step = step
         held.ranks.add(rank)
-        peer_name = self.round.state.peers.get(store.node, "") if self.round else ""
+        held.world_size = len(held.opened.nodes) if held.opened else 0
+        held.reports[rank] = ShareReport(attempt, rank, PointInTime(generation, step), 100, "d", 0.0, {})
+        peer_name = held.opened.peers.get(store.node, "") if held.opened else ""
         self.later(self.latency(), self._replicated, store, attempt, rank, step, generation, peer_name)
 
     def _replicated(
         self, store: StoreProcess, attempt: str, rank: int, step: int, generation: int, peer_name: str
     ) -> None:
         places: tuple[str, ...] = (store.node,)
+        own = store.held.get(attempt)
         if peer_name:
             peer = self.nodes[peer_name].store
             if peer is None or not peer.alive:
+                if own is not None:
+                    own.failed[rank] = "the replica was not made"
                 self._say_store(store, attempt, rounds.ShareFailed(rank, "the replica was not made"))
                 return
             held = peer.held.setdefault(attempt, Shares(step))
             held.step = step
             held.ranks.add(rank)
+            held.world_size = own.world_size if own is not None else 0
+            held.reports[rank] = ShareReport(attempt, rank, PointInTime(generation, step), 100, "d", 0.0, {})
             places = (store.node, peer_name)
         report = ShareReport(attempt, rank, PointInTime(generation, step), 100, "d", 0.0, {})
+        if own is not None:
+            own.sealed[rank] = places
         self._say_store(store, attempt, rounds.ShareSealed(report, places))
 
     def _say_store(self, store: StoreProcess, attempt: str, event: Any) -> None:
         store.said_at = max(store.said_at, self.now + self.latency())
-        self.later(store.said_at - self.now, self._store_heard, store, attempt, event)
+        store.said += 1
+        self.later(store.said_at - self.now, self._store_heard, store, attempt, event, store.said)
 
-    def _store_heard(self, store: StoreProcess, attempt: str, event: Any) -> None:
+    def _store_heard(self, store: StoreProcess, attempt: str, event: Any, number: int) -> None:
+        if self.down or number <= store.accounted:
+            return
         if store.alive or self.random.random() < 0.5:
             self._store_says(attempt, event)
 
     def _store_commit(self, store: StoreProcess, attempt: str) -> None:
         former, store.committed = store.committed, attempt
-        if former != attempt and former in store.held and not store.held[former].pins:
-            del store.held[former]
+        if former != attempt and former in store.held:
+            self._give_back(store, former)
 
     def _store_abandon(self, store: StoreProcess, attempt: str) -> None:
-        if attempt != store.committed:
-            store.held.pop(attempt, None)
+        if attempt != store.committed and attempt in store.held:
+            self._give_back(store, attempt)
+
+    def _give_back(self, store: StoreProcess, attempt: str) -> None:
+        if store.held[attempt].pins:
+            store.held[attempt].closed = True
+        else:
+            del store.held[attempt]
 
     # --- uploads ----------------------------------------------------------------------------------------
 
@@ -267,12 +304,14 @@ class Rounds(Ranks):
         pinned = [s for s in self.controller_stores.values() if s.alive and state.attempt in s.held]
         for store in pinned:
             store.held[state.attempt].pins += 1
-        self.later(self.random.random() * 2.0 * self.slow, self._uploaded, state, pinned)
+        self.later(self.random.random() * 2.0 * self.slow, self._uploaded, self.epoch, state, pinned)
 
-    def _uploaded(self, state: rounds.RoundState, pinned: list[StoreProcess]) -> None:
-        self.upload = ""
+    def _uploaded(self, epoch: int, state: rounds.RoundState, pinned: list[StoreProcess]) -> None:
+        here = epoch == self.epoch and not self.down
+        if here:
+            self.upload = ""
         held: set[int] = set()
-        for store in self.controller_stores.values():
+        for store in pinned:
             if store.alive and state.attempt in store.held:
                 held |= store.held[state.attempt].ranks
         for store in pinned:
@@ -281,7 +320,11 @@ class Rounds(Ranks):
                 del store.held[state.attempt]
         if self.random.random() < self.trouble.uploads_failed or len(held) < len(state.nodes):
             return
+        if not here and self.killer.random() < 0.5:
+            return  # nobody asked a store for the marker
         self.remote[state.attempt] = state.step
+        if not here:
+            return
         self.done_step = state.step
         self.post(life.RemoteCommitted(self.now, RemoteSnapshot(state.attempt, state.step)))
 
@@ -296,10 +339,13 @@ class Rounds(Ranks):
             if not self.upload:
                 self._upload(self.newest)
                 tries += 1
-            self.later(0.1 * self.slow, self._make_durable, tries)
+            self.soon(0.1 * self.slow, self._make_durable, tries)
 
     def _measure(self) -> None:
-        if self.machine.state.phase == life.RUNNING and not self._round_open() and self.ended is None:
+        if self.down:
+            pass
+        elif self.machine.state.phase == life.RUNNING and not self._round_open() and self.ended is None:
+            self.flush()
             self.post(life.SnapshotDue(self.now))
         if self.every_s < 1e6 and self.now < 300:
             self.later(self.every_s, self._measure)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from support.made_up_rounds import Rounds
-from support.made_up_world import Broken, Trouble
+from support.made_up_failover import Failover
+from support.made_up_world import Broken, Killed, Trouble
 
 from elastic.errors import InternalError
 from elastic.protocol import run_lifecycle as life
@@ -24,7 +24,7 @@ MOST_EVENTS = 6000
 __all__ = ["Broken", "Run", "Trouble"]
 
 
-class Run(Rounds):
+class Run(Failover):
     """One history, from beginning to end."""
 
     def play(self) -> Run:
@@ -36,7 +36,10 @@ class Run(Rounds):
             self.now, _, act, args = heapq.heappop(self.heap)
             if self.now > LONGEST_S:
                 self.broken(f"the run goes on for ever, in phase {self.machine.state.phase}")
-            act(*args)
+            try:
+                act(*args)
+            except Killed:
+                self._controller_dies()
         if self.ended is None:
             self.broken(f"nothing is left to happen in phase {self.machine.state.phase}")
         return self
@@ -46,7 +49,7 @@ class Run(Rounds):
     def post(self, event: Any) -> None:
         """Queue an event: handled in the order of posting, sometimes late."""
         self.queue_until = max(self.queue_until, self.now + (self.latency() if self.random.random() < 0.2 else 0.0))
-        self.later(self.queue_until - self.now, self._handle, event)
+        self.soon(self.queue_until - self.now, self._handle, event)
 
     def _handle(self, event: Any) -> None:
         if self.ended is not None:
@@ -62,15 +65,25 @@ class Run(Rounds):
         except (InternalError, KeyError, IndexError, ValueError, TypeError, AssertionError) as error:
             self.broken(f"{type(error).__name__}: {error}")
         self._check(before, event, commands)
+        self.point("before the decision is in the journal")
+        asked = isinstance(event, (life.ResizeAsked, life.StopAsked))
+        begun = any(isinstance(command, life.BeginGeneration) for command in commands)
+        if asked or begun or (self.machine.state.phase == life.GATHERING and commands):
+            self.flush()
+        self._carry_out(commands)
+
+    def _carry_out(self, commands: tuple[Any, ...]) -> None:
         for command in commands:
+            self.point(f"before {type(command).__name__}")
             self._perform(command)
+            self.point(f"after {type(command).__name__}")
         self._arm()
 
     def _arm(self) -> None:
         deadline = self.machine.state.deadline
         if deadline is not None and deadline != self.tick_at:
             self.tick_at = deadline
-            self.later(max(0.0, deadline - self.now), self._tick, deadline)
+            self.soon(max(0.0, deadline - self.now), self._tick, deadline)
 
     def _tick(self, deadline: float) -> None:
         if self.machine.state.deadline == deadline and self.ended is None:
@@ -84,9 +97,10 @@ class Run(Rounds):
         name = type(command).__name__
         self.reached.add(name)
         if isinstance(command, life.StartStore):
-            self.later(self.latency(), self._store_started, command.node)
+            self.soon(self.latency(), self._store_started, command.node)
         elif isinstance(command, life.StartMember):
-            self.later(self.latency() + 0.3 * self.slow * self.random.random(), self._started, command)
+            self.starting[command.member] = command.node
+            self.soon(self.latency() + 0.3 * self.slow * self.random.random(), self._started, command)
         elif isinstance(command, life.KillMember):
             self._kill_member(command.member)
         elif isinstance(command, life.BeginGeneration):
@@ -97,7 +111,7 @@ class Run(Rounds):
                     self.tell(rank, self._interrupt, rank, command.generation)
         elif isinstance(command, life.Probe):
             for member in command.members:
-                self.later(1.0, self._probe, member)
+                self.soon(1.0, self._probe, member)
         elif isinstance(command, life.StartRound):
             self._start_round(command)
         elif isinstance(command, life.StartSalvage):
@@ -115,7 +129,7 @@ class Run(Rounds):
         elif isinstance(command, life.MakeDurable):
             if not self.finishing:
                 self.finishing = True
-                self.later(0.0, self._make_durable, 0)
+                self.soon(0.0, self._make_durable, 0)
         elif isinstance(command, life.EndRun):
             self._end(command)
 

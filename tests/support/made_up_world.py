@@ -14,6 +14,7 @@ from elastic.protocol import run_lifecycle as life
 from elastic.protocol import snapshot_round as rounds
 from elastic.protocol.machine import Machine
 from elastic.protocol.run_state import Limits, RunState
+from elastic.protocol.shares import ShareReport
 
 
 class Broken(AssertionError):
@@ -42,6 +43,8 @@ class Trouble:
     early_returns: tuple[int, ...] = ()
     """Ranks that leave the loop in their third step."""
     capture_fails: bool = False
+    controller_kills: int = 0
+    journal_fails: float = 0.0
 
 
 @dataclass(slots=True)
@@ -51,6 +54,13 @@ class Shares:
     step: int
     ranks: set[int] = field(default_factory=set)
     pins: int = 0
+    closed: bool = False
+    """Given back but for an upload that still reads it."""
+    opened: rounds.RoundState | None = None
+    reports: dict[int, ShareReport] = field(default_factory=dict)
+    sealed: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    world_size: int = 0
 
 
 @dataclass(slots=True)
@@ -61,6 +71,10 @@ class StoreProcess:
     held: dict[str, Shares] = field(default_factory=dict)
     committed: str = ""
     said_at: float = 0.0
+    said: int = 0
+    accounted: int = 0
+    """What was said before does not reach a controller any more: it has learned it otherwise."""
+    epoch: int = 0
 
 
 @dataclass(slots=True)
@@ -91,6 +105,26 @@ class RankProcess:
     told_at: float = 0.0
     in_group: bool = False
     returned: bool = False
+    said: int = 0
+    accounted: int = 0
+    epoch: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    """See ``RankFacts``: of the generation in hand."""
+
+
+POINTS = (
+    "before the decision", "StartStore", "StartMember", "_rank_begin", "BeginGeneration", "_interrupt", "Interrupt",
+    "StartRound", "OpenSlots", "NameBoundary", "Propose", "_propose", "before Confirm", "after Confirm", "_confirm",
+    "before the commit is", "after the commit is", "a store was told", "CommitNodeTier", "RoundEnded", "ReleaseRanks",
+    "_release", "AbandonShares", "told to abandon", "StartSalvage", "StageLive", "_stage_live", "KillMember", "Probe",
+    "CloseIncident", "MakeDurable", "EndRun", "CancelRound", "EndRoundBeyond", "of final", "of stop", "of grow",
+    "of shrink", "of live", "of entry", "of periodic", "of redundancy", "an adopted commit",
+)  # fmt: skip
+"""Parts of the names of points: where a controller may be killed."""
+
+
+class Killed(Exception):
+    """The controller was killed here."""
 
 
 class World:
@@ -99,7 +133,7 @@ class World:
     def __init__(self, seed: int, *, trouble: Trouble | None = None, nodes: int = 0, steps: int = 0) -> None:
         self.seed = seed
         self.random = random.Random(seed)
-        self.trouble = trouble if trouble is not None else _trouble(self.random)
+        self.trouble = trouble if trouble is not None else any_trouble(self.random)
         self.now = 0.0
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.counter = 0
@@ -154,6 +188,32 @@ class World:
         for number in range(size):
             self._add_node(number)
         self.generation_seen = 0
+        self.epoch = 1
+        self.down = False
+        self.killer = random.Random(seed ^ 0x5EED)
+        self.kill_targets = [(self.killer.choice(POINTS), self.killer.choice((1, 1, 2, 3, 6))) for _ in range(self.trouble.controller_kills)]
+        self.adoptions = 0
+        self.killed_at: list[str] = []
+        self.journal = ""
+        self.decided: set[str] = set()
+        self.starting: dict[str, str] = {}
+
+    def point(self, where: str) -> None:
+        """The controller may be killed here: at the chosen visit of each chosen kind of point."""
+        for number, (kind, left) in enumerate(self.kill_targets):
+            if kind in where:
+                self.kill_targets[number] = (kind, left - 1)
+        if any(left == 0 and kind in where for kind, left in self.kill_targets):
+            self.killed_at.append(where)
+            raise Killed(where)
+
+    def soon(self, delay: float, act: Callable[..., None], *args: Any) -> None:
+        """Something that the controller does, if it is still there by then."""
+        self.later(delay, self._if_there, self.epoch, act, args)
+
+    def _if_there(self, epoch: int, act: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if epoch == self.epoch and not self.down:
+            act(*args)
 
     def later(self, delay: float, act: Callable[..., None], *args: Any) -> None:
         self.counter += 1
@@ -174,7 +234,7 @@ class World:
         raise Broken(f"seed {self.seed}: {why}\n{self.trouble}\n  {story}\n{state}\n  {ranks}\n{round_state}")
 
 
-def _trouble(draw: random.Random) -> Trouble:
+def any_trouble(draw: random.Random) -> Trouble:
     """Anything from nothing at all to everything at once."""
     kind = draw.random()
     if kind < 0.1:
