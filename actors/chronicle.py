@@ -63,6 +63,12 @@ class Chronicle:
         if isinstance(event, life.Entered):
             self.entry_step = event.step
         made = [command for command in commands if isinstance(command, _DECISIONS)]
+        if isinstance(event, (life.ResizeAsked, life.StopAsked, life.NodeLeaving, life.NodeStaying)):
+            journal.note("asked", what=type(event).__name__, workers=getattr(event, "workers", None))
+            made.append(event)
+        if after.phase == life.GATHERING and made:
+            # Who is sent away between two generations was not lost: a successor must know that the last one is over.
+            journal.note("between", decided=[type(command).__name__ for command in made])
         for command in made:
             if isinstance(command, life.BeginGeneration):
                 journal.note(
@@ -71,6 +77,7 @@ class Chronicle:
                     world_size=command.mesh.world_size,
                     mesh=str(command.mesh),
                     ranks=list(command.ranks),
+                    nodes=[after.members[name].node for name in command.ranks if name in after.members],
                     restore_step=command.restore.step if command.restore else None,
                     tier=command.restore.tier if command.restore else None,
                     reason=command.reason,
@@ -212,6 +219,94 @@ class Chronicle:
     def alarm(self, text: str) -> None:
         """Something a person should see; training goes on."""
         self._alarms.append(text)
+
+    # --- what a predecessor knew ---------------------------------------------------------------------------------
+
+    def adopted(self, state: RunState, step: int, entry_step: int, began_at: float) -> None:
+        """A new controller goes on with ``state``; ranks had come as far as ``step`` at least. ``began_at``: when the
+        first controller began, on this one's clock."""
+        self.step, self.entry_step, self._began_at = step, entry_step, began_at
+        restore = state.restoring
+        self._restored_step = restore.step if restore else 0
+        if state.generation:
+            nodes = tuple(state.members[name].node for name in state.ranks if name in state.members)
+            mesh = state.mesh
+            tier = restore.tier if restore else ""
+            self._generations.append(
+                GenerationReport(
+                    state.generation,
+                    len(state.ranks),
+                    str(mesh) if mesh else "",
+                    nodes,
+                    "adopted",
+                    0.0,
+                    self._restored_step,
+                    tier,
+                )
+            )
+
+    def remember(self, records: Iterable[Mapping[str, Any]], refs: Sequence[SnapshotRef], began_wall_s: float) -> None:
+        """What the journal tells of the controllers before this one, in the order in which they wrote it; the first
+        of them began at ``began_wall_s``."""
+        generations: dict[int, GenerationReport] = {}
+        incidents: list[IncidentReport] = []
+        snapshots: dict[str, SnapshotReport] = {}
+        durable: list[Mapping[str, Any]] = []
+        rows: dict[int, dict[str, float]] = {}
+        began_at = self._began_at or 0.0
+        for record in records:
+            kind = record["kind"]
+            if kind == "begun":
+                restored = record["restore_step"] or 0
+                if record["generation"] not in generations:
+                    rows = {step: row for step, row in rows.items() if step <= restored}
+                    generations[record["generation"]] = GenerationReport(
+                        record["generation"],
+                        record["world_size"],
+                        record["mesh"],
+                        tuple(record["nodes"]),
+                        record["reason"],
+                        record["t"] - began_wall_s,
+                        restored,
+                        record["tier"] or "",
+                    )
+            elif kind == "metrics":
+                for step, seconds, metrics in record["rows"]:
+                    if not rows:
+                        self._first_step_at = began_at + record["t"] - began_wall_s - seconds
+                    rows[step] = {"step": step, "step_s": seconds, **metrics}
+            elif kind == "incident":
+                incidents.append(IncidentReport(**record["incident"]))
+            elif kind == "snapshot":
+                told = {name: value for name, value in record.items() if name not in ("kind", "t", "controller")}
+                snapshots[record["attempt"]] = SnapshotReport(**told, at_s=record["t"] - began_wall_s)
+            elif kind == "durable":
+                durable.append(record)
+            elif kind == "evacuation":
+                told = {name: value for name, value in record.items() if name not in ("kind", "t", "controller")}
+                self._notices.append(told)
+            elif kind in ("alarm", "abandoned") and not record["reason"].startswith(ORDINARY):
+                self._alarms.appendleft(record["reason"])
+        for record in durable:
+            if (report := snapshots.get(record["attempt"])) is not None:
+                snapshots[report.attempt] = replace(
+                    report,
+                    remote=True,
+                    upload_s=record["seconds"],
+                    written_bytes=record["written_bytes"],
+                    parts_s={**report.parts_s, **record["parts_s"]},
+                )
+        kept = next((ref for ref in refs if any(ref.attempt == record["attempt"] for record in durable)), None)
+        if self._newest_durable is None or (kept is not None and kept.step > self._newest_durable.step):
+            self._newest_durable = kept
+        own = {report.generation: report for report in self._generations if report.generation not in generations}
+        self._generations = [*generations.values(), *own.values()]
+        self._incidents = [*incidents, *self._incidents]
+        told = {report.attempt for report in self._snapshots}
+        self._snapshots = [*(s for s in snapshots.values() if s.attempt not in told), *self._snapshots]
+        if own:
+            rows = {step: row for step, row in rows.items() if step <= min(r.restored_step for r in own.values())}
+        self._rows = {**rows, **self._rows}
 
     # --- what is told --------------------------------------------------------------------------------------------
 

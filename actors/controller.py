@@ -19,6 +19,8 @@ from typing import Any
 
 import ray
 
+from actors import succession
+from actors.adoption import end_all_of
 from actors.cadence import Cadence
 from actors.chronicle import Chronicle
 from actors.cluster_view import head_pin
@@ -30,7 +32,7 @@ from actors.names import NAMESPACE, rendezvous_name
 from actors.node_store import StoreEvent
 from actors.notices import NoticeShell
 from actors.observer import Observer
-from actors.rank_orders import GenerationOrder, RankEvent
+from actors.rank_orders import GenerationOrder, RankEvent, departure_of
 from actors.rendezvous import Rendezvous
 from actors.resume import give_up, how_to_restore, start_of, what_is_durable
 from actors.rounds import RoundShell
@@ -38,11 +40,13 @@ from actors.uploads import Uploaded, UploadShell
 from actors.watch import kill
 from elastic.clock import now, wall
 from elastic.errors import ElasticError, InternalError
+from elastic.journal import plain_error
 from elastic.protocol import run_lifecycle as life
-from elastic.protocol.classification import COUNTED, PREEMPTION, Evidence, classify
+from elastic.protocol.classification import COUNTED, PREEMPTION
 from elastic.protocol.machine import Machine
 from elastic.protocol.membership import smallest
 from elastic.protocol.run_lifecycle import RunState
+from elastic.protocol.run_record import record_of
 from elastic.protocol.snapshot_round import COMMITTED, LIVE, RoundState
 from elastic.protocol.tiers import NodeSnapshot, RemoteSnapshot
 from elastic.result import Result
@@ -52,6 +56,7 @@ from policies.online import Failed, Restored, Written
 log = logging.getLogger("elastic.controller")
 
 FLUSH_EVERY_S = 15.0
+REMEMBER_TIMEOUT_S = 60.0
 LINGER_S = 120.0
 """How long the controller of a run that ended waits to be asked for the result, before it ends itself."""
 
@@ -63,12 +68,17 @@ class Controller:
         self.spec = spec
         self.name = spec.run.name
         self.store = open_store(spec.run.storage_path)
-        self.journal = JournalWriter(self.store, self.name, f"c{int(wall())}-{secrets.token_hex(3)}")
+        self.journal = JournalWriter(
+            self.store,
+            self.name,
+            f"c{int(wall())}-{secrets.token_hex(3)}",
+            lambda: record_of(self.machine.state),
+        )
         self.machine: Machine[RunState] = Machine(
             "run", life.TABLE, RunState(spec.limits, target=spec.scaling.max_workers)
         )
         self.chronicle = Chronicle(self.name, spec.run.storage_path)
-        self.rounds = RoundShell(self._round_ended, self._before_commit)
+        self.rounds = RoundShell(self._round_ended, self.before_commit)
         self.heartbeats = Heartbeats(
             self.name,
             spec.run.failures,
@@ -110,11 +120,36 @@ class Controller:
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = asyncio.Event()
         self._node_commits = 0
+        self._journaled = (-1, 0)
+        """Generation and step of the newest commit whose ledger is in the journal."""
+        self._heard: dict[int, asyncio.Future[None]] = {}
+        """By the id of what a user asked: done when it is decided and written."""
+        self._remembered: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._begun = False
+        context = ray.get_runtime_context()
+        self._successor = bool(context.was_current_actor_reconstructed)
+        if self._successor:
+            context.current_actor.start.remote()  # nobody else may be there to say it
 
     # --- calls of the driver and of commands ---------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Check the storage, find what is durable, and begin. A failure is the run's result."""
+        """Begin, or go on where the controller before this one was lost. A failure is the run's result."""
+        if self._begun:
+            await self._ready.wait()
+            return
+        self._begun = True
+        try:
+            if self._successor:
+                await self._guard(succession.take_over(self))
+            else:
+                await self._start()
+        finally:
+            self._ready.set()
+
+    async def _start(self) -> None:
+        """Check the storage, find what is durable, and begin."""
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(None, what_is_durable, self.store, self.name)
@@ -127,9 +162,23 @@ class Controller:
             return
         state = self.machine.state
         self.machine.state = life.resumed(state, found.generation, snapshots)
-        self.journal.generation = found.generation
         for text in found.skipped:
             self._alarm(text)
+        await loop.run_in_executor(None, end_all_of, self.name)  # left by a controller that is gone for good
+        await self.take_office(found.generation, found.epoch + 1, "started")
+        await self.make_rendezvous()
+        self.go_on()
+        self._tasks.append(loop.create_task(self._guard(self.meet())))
+
+    async def take_office(self, generation: int, epoch: int, kind: str) -> None:
+        """Claim the number of this controller in the journal, before anybody is told anything."""
+        self.journal.generation, self.journal.epoch, self.members.epoch = generation, epoch, epoch
+        self.journal.note(kind, epoch=epoch)
+        await self.journal.flush()
+
+    async def make_rendezvous(self) -> None:
+        """Start the key-value store of the run, or find the one that a predecessor started."""
+        loop = asyncio.get_running_loop()
         resources = await loop.run_in_executor(None, head_pin)
         self._rendezvous_actor = Rendezvous.options(  # type: ignore[attr-defined]
             name=rendezvous_name(self.name),
@@ -137,10 +186,14 @@ class Controller:
             lifetime="detached",
             resources=resources,
             runtime_env=self.spec.runtime_env,
+            get_if_exists=True,
         ).remote()
+
+    def go_on(self) -> None:
+        """Look, listen and decide from now on."""
         watching = (self.observer.watch_nodes(), self.observer.measure(), self.heartbeats.judge())
-        for work in (self._main(), *watching, self._flush(), self._meet()):
-            self._tasks.append(loop.create_task(self._guard(work)))
+        for work in (self._main(), *watching, self._flush()):
+            self._tasks.append(asyncio.get_running_loop().create_task(self._guard(work)))
 
     async def result(self) -> Result:
         """The result, when the run has ended."""
@@ -148,20 +201,30 @@ class Controller:
         assert self.chronicle.result is not None
         return self.chronicle.result
 
-    def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, Any]:
         """What a person wants to know of the run now; JSON-able."""
+        await self._ready.wait()
         return self.chronicle.status(self.machine.state, self.cadence, self.uploads.in_flight, self.journal.lag, now())
 
-    def resize(self, workers: int) -> int:
+    async def resize(self, workers: int) -> int:
         """Want so many ranks from now on, within the run's limits; returns what is wanted now."""
         limits = self.machine.state.limits
-        self.post(life.ResizeAsked(now(), workers))
+        await self._ask(life.ResizeAsked(now(), workers))
         wanted = max(limits.min_workers, min(limits.max_workers, workers))
         return max(wanted, smallest(limits.mesh, limits.min_workers, limits.max_workers))
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """End the run at the next boundary, with a durable snapshot."""
-        self.post(life.StopAsked(now()))
+        await self._ask(life.StopAsked(now()))
+
+    async def _ask(self, event: Any) -> None:
+        """Post ``event`` and wait until it is in the journal: who was answered need not ask again."""
+        await self._ready.wait()
+        if self._ended.is_set():
+            return
+        self._heard[id(event)] = heard = asyncio.get_running_loop().create_future()
+        self.post(event)
+        await heard
 
     def exclude(self, node: str, left_s: float | None = None) -> None:
         """Move off this node at a boundary, and do not use it again; within ``left_s`` seconds, where it goes then."""
@@ -203,8 +266,10 @@ class Controller:
                 self.journal.generation = self.machine.state.generation
                 await self.journal.flush()
                 log.info("decided: %s", decisions)
+            if (heard := self._heard.pop(id(event), None)) is not None and not heard.done():
+                heard.set_result(None)
             for command in commands:
-                self._perform(command)
+                self.perform(command)
 
     async def _next_event(self) -> Any:
         deadline = self.machine.state.deadline
@@ -215,7 +280,8 @@ class Controller:
         except asyncio.TimeoutError:
             return life.Tick(now())
 
-    def _perform(self, command: Any) -> None:
+    def perform(self, command: Any) -> None:
+        """Carry out one command of the run's lifecycle."""
         if isinstance(command, life.StartStore):
             self.members.start_store(command.node)
         elif isinstance(command, life.StartMember):
@@ -266,6 +332,7 @@ class Controller:
             order = GenerationOrder(
                 generation=command.generation,
                 rank=rank,
+                ranks=command.ranks,
                 mesh=command.mesh,
                 rendezvous=self.rendezvous,
                 restore=command.restore,
@@ -321,23 +388,12 @@ class Controller:
                 self.chronicle.measured(generation, event.samples, event.metrics, at)
                 self.journal.note("metrics", generation=generation, rows=event.metrics)
             rank = self.machine.state.rank_of(member)
-            evidence = Evidence(text=event.error, error_types=event.error_types, errno=event.errno)
-            departure = life.Departure(
-                member,
-                -1 if rank is None else rank,
-                event.cause,
-                event.step,
-                at,
-                event.error,
-                event.traceback,
-                event.collateral,
-                live_bytes=event.live_bytes,
-                live_slack_bytes=event.live_slack_bytes,
-                live_reason=event.live_reason,
-                failure=event.failure,
-                failure_class=classify(evidence)[0] if event.cause == "error" else "",
-            )
+            departure = departure_of(member, event, -1 if rank is None else rank, at)
             self.post(life.Departed(at, generation, departure))
+
+    def in_doubt(self, member: str, step: int) -> None:
+        """A rank of the generation waits at ``step`` until all of its peers have answered."""
+        self._spawn(self._clear_up(member, self.machine.state.generation, step))
 
     async def _clear_up(self, member: str, generation: int, step: int) -> None:
         """A rank ended a turn without a step of its optimizer. It goes on when all ranks of the generation answer; who
@@ -383,7 +439,7 @@ class Controller:
             peers=life.peers(state),
             share_bytes=self.members.share_bytes(state),
             held_step=held,
-            committed_step=max((snapshot.step for snapshot in state.node_snapshots), default=0),
+            committed_step=self._covered(state.generation),
             wanted_step=self.cadence.wanted_step if command.purpose == "periodic" else 0,
             step_s=self.chronicle.step_s,
             synchronous=self.spec.run.snapshots.synchronous,
@@ -405,12 +461,16 @@ class Controller:
             peers=life.peers(state),
             share_bytes=dict.fromkeys(names, share),
             held_step=command.step,
-            committed_step=max((snapshot.step for snapshot in state.node_snapshots), default=0),
+            committed_step=self._covered(state.generation),
             wanted_step=0,
             step_s=self.chronicle.step_s,
         )
 
-    async def _before_commit(self, state: RoundState) -> None:
+    def _covered(self, generation: int) -> int:
+        """Up to which step the journal has what the ranks of this generation consumed: they may forget it."""
+        return self._journaled[1] if self._journaled[0] == generation else 0
+
+    async def before_commit(self, state: RoundState) -> None:
         """The ledger of the steps up to this snapshot is in the journal before the snapshot is readable."""
         ledger = [row for rank in sorted(state.reports) for row in state.reports[rank].ledger]
         self.journal.note(
@@ -422,7 +482,8 @@ class Controller:
             places={str(rank): list(nodes) for rank, nodes in state.places.items()},
             ledger=ledger,
         )
-        await self.journal.flush()
+        if await self.journal.flush():
+            self._journaled = state.generation, state.step
 
     def _round_ended(self, state: RoundState) -> None:
         at = now()
@@ -475,6 +536,7 @@ class Controller:
             attempt=ref.attempt,
             step=ref.step,
             directory=ref.directory,
+            seconds=uploaded.seconds,
             parts_s=dict(uploaded.parts_s),
             written_bytes=uploaded.written_bytes,
             referenced_bytes=uploaded.referenced_bytes,
@@ -524,7 +586,7 @@ class Controller:
 
     # --- timers --------------------------------------------------------------------------------------------------
 
-    async def _meet(self) -> None:
+    async def meet(self) -> None:
         """Learn the rendezvous address; members that are ready before it wait in the queue's order."""
         self.rendezvous = await self._rendezvous_actor.address.remote()
         self.members.rendezvous_known.set()
@@ -535,6 +597,10 @@ class Controller:
             await self.journal.flush()
 
     # --- the end -------------------------------------------------------------------------------------------------
+
+    def remember(self, work: Any) -> None:
+        """Let ``work`` bring back what the journal tells of earlier controllers, beside everything else."""
+        self._remembered = asyncio.get_running_loop().create_task(work)
 
     def _finish(self, command: life.EndRun, error: ElasticError | None = None) -> None:
         asyncio.get_running_loop().create_task(self._wind_up(command, error))
@@ -548,13 +614,24 @@ class Controller:
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
+        if self._remembered is not None:
+            await asyncio.wait([self._remembered], timeout=REMEMBER_TIMEOUT_S)
         self.chronicle.ended(command, error, self.cadence, now())
-        self.journal.note("ended", status=command.status, reason=command.reason)
+        assert self.chronicle.result is not None
+        error = self.chronicle.result.error
+        self.journal.note("ended", status=command.status, reason=command.reason, error=plain_error(error))
         await self.journal.flush()
+        await self.tear_down()
+
+    async def tear_down(self) -> None:
+        """End every process of the run and tell whoever waits for the result, which is known."""
         await self.members.close()
         if self._rendezvous_actor is not None:
             kill(self._rendezvous_actor)
         self._ended.set()
+        for heard in self._heard.values():
+            if not heard.done():
+                heard.set_result(None)
         asyncio.get_running_loop().create_task(self._exit_later())
 
     async def _exit_later(self) -> None:
@@ -562,4 +639,5 @@ class Controller:
         ray.actor.exit_actor()
 
 
-ControllerActor = ray.remote(num_cpus=0, max_concurrency=64, max_restarts=0)(Controller)
+ControllerActor = ray.remote(num_cpus=0, max_concurrency=64, max_restarts=-1, max_task_retries=-1)(Controller)
+"""Ray starts it again wherever it is killed, and makes the calls again that it had not answered."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from elastic.clock import wall
+from elastic.clock import now, wall
 from elastic.errors import SnapshotError
 from elastic.journal import encode, segment_key
 from elastic.storage.blob_store import BlobStore
@@ -22,14 +23,24 @@ DECISION_TIMEOUT_S = 5.0
 
 
 class JournalWriter:
-    """One controller's segments. Used from one event loop."""
+    """One controller's segments. Used from one event loop. ``state`` gives what a successor needs of the run's state:
+    it stands at the head of a segment, or the head names the segment in which it was last written.
+    """
 
-    def __init__(self, store: BlobStore, run: str, controller: str) -> None:
+    def __init__(self, store: BlobStore, run: str, controller: str, state: Callable[[], dict[str, Any]]) -> None:
         self.store, self.run, self.controller = store, run, controller
         self.lag = ""
         """Why the last write failed; empty when everything is written."""
         self.generation = 0
         """Written at the head of every segment, so that a successor finds the last one without reading all."""
+        self.epoch = 0
+        """The number of this controller, and ``life``: the name of the first one of this life of the run."""
+        self.life = controller
+        self._state = state
+        self._written_state: dict[str, Any] | None = None
+        self._state_in = -1
+        self.metrics_written = (-1, -1)
+        """Generation and step up to which rows of metrics are written."""
         self._pending: list[dict[str, Any]] = []
         self._sequence = 0
         self._lock = asyncio.Lock()
@@ -46,7 +57,18 @@ class JournalWriter:
                 return True
             records, self._pending = self._pending, []
             key = segment_key(self.run, self.controller, self._sequence)
-            head = {"kind": "segment", "t": round(wall(), 3), "generation": self.generation}
+            state = self._state()
+            head = {
+                "kind": "segment",
+                "t": round(wall(), 3),
+                "clock": now(),
+                "generation": self.generation,
+                "epoch": self.epoch,
+                "life": self.life,
+                "state_in": self._state_in,
+            }
+            if state != self._written_state:
+                head["state"] = state
             loop = asyncio.get_running_loop()
             write = loop.run_in_executor(self._thread, self.store.put, key, encode([head, *records]))
             try:
@@ -57,6 +79,11 @@ class JournalWriter:
                 log.warning("the journal could not be written, training goes on: %s", self.lag)
                 self._sequence += 1
                 return False
+            if "state" in head:
+                self._written_state, self._state_in = state, self._sequence
+            for record in records:
+                if record["kind"] == "metrics" and record["rows"]:
+                    self.metrics_written = record["generation"], record["rows"][-1][0]
             self._sequence += 1
             self.lag = ""
             return True

@@ -16,6 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 from actors.calls import answer, first_line
 from actors.cluster_view import on_node
 from actors.death import Death, evidence_of, words_path
+from actors.fence import Ordered
 from actors.heartbeats import Heartbeats, phase_limits
 from actors.last_words import LastWords
 from actors.names import NAMESPACE, member_name, store_name
@@ -54,6 +55,8 @@ class Members:
         self.rendezvous_known = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._nodes: dict[str, str] = {}
+        self.epoch = 0
+        """The number of this controller: see ``fence``."""
 
     # --- stores --------------------------------------------------------------------------------------------------
 
@@ -81,6 +84,7 @@ class Members:
                 lifetime="detached",
                 scheduling_strategy=on_node(node),
                 runtime_env=self._spec.runtime_env,
+                get_if_exists=True,
             ).remote(spec)
             theirs = await asyncio.wait_for(answer(actor.versions.remote()), START_TIMEOUT_S)
         except (RayError, asyncio.TimeoutError, ValueError) as error:
@@ -92,20 +96,24 @@ class Members:
             cure = "install the same versions on every node"
             self._post(life.NodeRefused(now(), node, ClusterError(f"node {node[:12]} has {', '.join(unlike)}", cure)))
             return
-        self.stores[node] = actor
+        self.stores[node] = Ordered(actor, self.epoch)
         self._post(life.StoreReady(now(), node))
-        why, silent_s = await self._store_lost(node, actor)
+        await self._watch_store(node, 0)
+
+    async def _watch_store(self, node: str, after: int) -> None:
+        actor = self.stores[node]
+        why, silent_s = await self._store_lost(node, actor, after)
         self.stores.pop(node, None)
         kill(actor)
         if silent_s:
             self._cut_off(node)
         self._post(life.StoreLost(now(), node, f"the store of node {node[:12]} {why}", silent_s))
 
-    async def _store_lost(self, node: str, actor: Any) -> tuple[str, float]:
+    async def _store_lost(self, node: str, actor: Any, after: int) -> tuple[str, float]:
         """Deliver the store's news until it dies or is silent for too long: why, and the seconds of its silence."""
         probe_s = self._spec.run.failures.probe_timeout_s
         watching = asyncio.ensure_future(
-            watch(actor, lambda event: self._on_store(node, event), actor.ping.remote, probe_s)
+            watch(actor, lambda event: self._on_store(node, event), actor.ping.remote, probe_s, after)
         )
         following = asyncio.ensure_future(self._heartbeats.follow(node, actor))
         try:
@@ -172,9 +180,10 @@ class Members:
                 resources={name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")},
                 scheduling_strategy=on_node(node),
                 runtime_env=self._spec.runtime_env,
+                get_if_exists=True,
             ).remote(spec)
-            self.ranks[member] = actor
-            await asyncio.wait_for(answer(actor.warm_up.remote()), START_TIMEOUT_S)
+            self.ranks[member] = Ordered(actor, self.epoch)
+            await asyncio.wait_for(answer(self.ranks[member].warm_up.remote()), START_TIMEOUT_S)
             await self.rendezvous_known.wait()
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, BaseException) else error
@@ -189,11 +198,27 @@ class Members:
             self._post(life.MemberLost(now(), member, f"it did not start: {first_line(error)}"))
             return
         self._post(life.MemberReady(now(), member))
-        probe_s = run.failures.probe_timeout_s
-        why = await watch(actor, lambda event: self._on_rank(member, event), actor.status.remote, probe_s)
+        await self._watch_rank(member, 0)
+
+    async def _watch_rank(self, member: str, after: int) -> None:
+        actor = self.ranks[member]
+        probe_s = self._spec.run.failures.probe_timeout_s
+        death = await watch(actor, lambda event: self._on_rank(member, event), actor.status.remote, probe_s, after)
         self.ranks.pop(member, None)
         kill(actor)
-        await self._lost(member, why)
+        await self._lost(member, death)
+
+    # --- what a predecessor has started --------------------------------------------------------------------------
+
+    def adopt_store(self, node: str, actor: Any, after: int) -> None:
+        """A store that answers; its news from number ``after`` on are news."""
+        self.stores[node] = actor
+        self._spawn(f"store {node}", self._watch_store(node, after))
+
+    def adopt_member(self, member: str, node: str, actor: Any, after: int) -> None:
+        """A rank that is ready or trains; its news from number ``after`` on are news."""
+        self._nodes[member], self.ranks[member] = node, actor
+        self._spawn(f"rank {member}", self._watch_rank(member, after))
 
     async def _lost(self, member: str, death: Death) -> None:
         """A rank is gone. Is its node? Whoever decides where to restore from must know, so the store is asked first,

@@ -23,6 +23,7 @@ import ray
 
 import elastic
 from actors.death import Coroner
+from actors.fence import Fenced
 from actors.last_words import LastWords
 from actors.names import NAMESPACE, store_name
 from actors.node_watch import OWN, NodeWatch, Stacks, end_processes
@@ -34,6 +35,7 @@ from actors.terminate import on_sigterm
 from elastic.clock import now, wall
 from elastic.errors import ElasticError, SnapshotError, StorageError
 from elastic.progress import Progress
+from elastic.protocol.adoption import AttemptFacts, StoreFacts
 from elastic.protocol.hangs import NodePulse
 from elastic.protocol.shares import ShareReport, SlotRef, StagedShare
 from elastic.protocol.tiers import RestoreOrder
@@ -134,7 +136,7 @@ def versions() -> dict[str, str]:
     }
 
 
-class NodeStore:
+class NodeStore(Fenced):
     """The actor."""
 
     def __init__(self, spec: StoreSpec) -> None:
@@ -151,7 +153,9 @@ class NodeStore:
         PageWriter(path, OWN, Progress(), beats=False)
         self._watch = NodeWatch(spec.node, ray.util.get_node_ip_address(), path, spec.fence_timeout_s, self._leave)
         self._generation = 0
-        self._peers: dict[str, str] = {}
+        self._opened: dict[str, AttemptFacts] = {}
+        """Of attempts that are neither committed nor given up, and of the committed one; changed with the outbox."""
+        self._news = threading.Lock()
         self._lock = threading.Lock()
         self._coroner = Coroner(path)
         on_sigterm(lambda: self.outbox.put(StoreEvent("terminating")))
@@ -196,21 +200,33 @@ class NodeStore:
     # --- making a snapshot ---------------------------------------------------------------------------------------
 
     def open_attempt(
-        self, generation: int, attempt: str, share_bytes: Mapping[int, int], peer: str, replicas: int
+        self,
+        generation: int,
+        attempt: str,
+        share_bytes: Mapping[int, int],
+        peer: str,
+        replicas: int,
+        purpose: str,
+        stop: bool,
     ) -> dict[int, SlotRef] | str:
-        """Slots for the shares of this node's ranks, or why there are none. ``peer`` is the node for replicas."""
+        """Slots for the shares of this node's ranks, or why there are none. ``peer`` is the node for replicas;
+        ``purpose`` and ``stop`` are kept for a controller that has to go on with the round."""
         with self._lock:
             if generation < self._generation:
                 return f"generation {generation} is over; the store has seen {self._generation}"
             if generation > self._generation:
                 self._generation = generation
                 self.tier.abandon_open()
-            self._peers[attempt] = peer
         try:
             self.tier.reserve(max(share_bytes.values()), len(share_bytes), replicas)
             slots = self.tier.open_attempt(attempt, share_bytes)
         except ElasticError as error:
             return str(error)
+        if slots is not None:
+            with self._news:
+                kept = {name: facts for name, facts in self._opened.items() if name == self.tier.committed}
+                opened = AttemptFacts(purpose, generation, stop, dict(share_bytes), peer, slots)
+                self._opened = {**kept, attempt: opened}
         return "no arena slot is free: earlier snapshots are still being read" if slots is None else slots
 
     def seal(self, staged: StagedShare, generation: int) -> None:
@@ -224,16 +240,34 @@ class NodeStore:
             log.exception("sealing failed")
             self.refuse(staged.attempt, staged.rank, f"{type(error).__name__}: {error}")
         else:
-            self.outbox.put(StoreEvent("sealed", staged.attempt, report, places))
+            with self._news:
+                if (facts := self._opened.get(staged.attempt)) is not None:
+                    self._opened[staged.attempt] = replace(facts, sealed={**facts.sealed, staged.rank: places})
+                self.outbox.put(StoreEvent("sealed", staged.attempt, report, places))
 
     def refuse(self, attempt: str, rank: int, reason: str) -> None:
         """A share will not come."""
-        self.outbox.put(StoreEvent("failed", attempt, rank=rank, reason=reason))
+        with self._news:
+            if (facts := self._opened.get(attempt)) is not None:
+                self._opened[attempt] = replace(facts, failed={**facts.failed, rank: reason})
+            self.outbox.put(StoreEvent("failed", attempt, rank=rank, reason=reason))
+
+    def account(self) -> tuple[StoreFacts, int]:
+        """What a new controller has to know, and the number of the first event that is not in it."""
+        with self._news:
+            held = self.tier.reports()
+            attempts = {}
+            for name in {*held, *self._opened}:
+                reports, world_size = held.get(name, ({}, 0))
+                facts = self._opened.get(name, AttemptFacts())
+                attempts[name] = replace(facts, reports=reports, world_size=world_size)
+            return StoreFacts(self.spec.node, self.tier.committed or "", attempts), self.outbox.following
 
     def _replicate(self, attempt: str, rank: int) -> tuple[str, ...]:
-        peer = self._peers.get(attempt, "")
-        if not peer:
+        opened = self._opened.get(attempt)
+        if opened is None or not opened.peer:
             return ()
+        peer = opened.peer
         try:
             actor = ray.get_actor(store_name(self.spec.run, peer), namespace=NAMESPACE)
             ray.get(actor.fetch_share.remote(attempt, rank, self._shares.address))
@@ -258,10 +292,15 @@ class NodeStore:
     def commit(self, attempt: str) -> None:
         """The attempt is committed; the former one is given back when nobody reads it."""
         self.tier.commit(attempt)
+        with self._news:
+            self._opened = {name: facts for name, facts in self._opened.items() if name == attempt}
 
     def abandon(self, attempt: str) -> None:
         """Free what the attempt holds here."""
         self.tier.abandon(attempt)
+        with self._news:
+            if attempt != self.tier.committed:
+                self._opened.pop(attempt, None)
 
     # --- reading -------------------------------------------------------------------------------------------------
 

@@ -56,6 +56,8 @@ class Observer:
         self._seen: dict[str, tuple[int, str]] | None = None
         self._measured_at = 0.0
         self._was_uploading = False
+        self._noted = (-1, -1)
+        """Generation and step of the last row that went into the journal's hands."""
 
     async def watch_nodes(self) -> None:
         """Tell the lifecycle when the set of nodes changes."""
@@ -101,8 +103,13 @@ class Observer:
             return
         uploading = self._uploads.in_flight
         with contextlib.suppress(RayError, asyncio.TimeoutError):
-            generation, samples, rows = await asyncio.wait_for(answer(actor.take_metrics.remote()), METRICS_TIMEOUT_S)
+            taken = await asyncio.wait_for(
+                answer(actor.take_metrics.remote(self._journal.metrics_written)), METRICS_TIMEOUT_S
+            )
+            generation, samples, rows = taken
+            rows = [row for row in rows if (generation, row[0]) > self._noted]
             if rows:
+                self._noted = generation, rows[-1][0]
                 self._chronicle.measured(generation, samples, rows, now())
                 self._journal.note("metrics", generation=generation, rows=rows)
                 # Only a window that lay wholly within an upload, or outside of any, says what uploads cost.

@@ -25,6 +25,12 @@ class Outbox:
             self._events.append(event)
             self._condition.notify_all()
 
+    @property
+    def following(self) -> int:
+        """The number of the next event."""
+        with self._condition:
+            return self._first + len(self._events)
+
     def poll(self, after: int, timeout_s: float) -> tuple[int, list[Any]]:
         """(next sequence number, events from ``after`` on); empty after ``timeout_s``. Earlier ones are forgotten."""
         with self._condition:

@@ -7,26 +7,34 @@ news go to the outbox.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import ray
 
 from actors.breaking import cut_connections, own_stacks
+from actors.fence import Fenced
 from actors.last_words import leave_last_words
 from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
 from actors.progress_page import PageWriter
-from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec
+from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec, departure_of
 from actors.terminate import on_sigterm
 from elastic.gate import BoundaryGate, Order
 from elastic.progress import Progress
+from elastic.protocol.adoption import RankFacts
 
 if TYPE_CHECKING:
     from actors.train_thread import TrainThread
 
 
-class Rank:
+Row = tuple[int, float, dict[str, float]]
+"""Step, seconds and what was reported of one finished step."""
+
+
+class Rank(Fenced):
     """The actor. Every method but the train thread's own returns at once."""
 
     def __init__(self, spec: RankSpec) -> None:
@@ -36,8 +44,14 @@ class Rank:
         self._gate = BoundaryGate()
         self._generation = self._interrupted = -1
         self._train: TrainThread | None = None
+        self._warming = threading.Lock()
+        self._news = threading.Lock()
+        self._facts = RankFacts(spec.member, spec.node, False)
+        """Of the generation in hand; changed together with the outbox."""
+        self._rows: tuple[int, int, list[Row]] = (-1, 0, [])
+        """A generation, samples, and rows of metrics that no controller has put into the journal yet."""
         leave_last_words(spec.words)
-        on_sigterm(lambda: self.outbox.put(RankEvent("terminating", self._generation, self._gate.step)))
+        on_sigterm(lambda: self._tell(RankEvent("terminating", self._generation, self._gate.step)))
         self._progress = Progress(spec.phases)
         self._page = PageWriter(spec.pages, spec.member, self._progress)
 
@@ -47,18 +61,56 @@ class Rank:
         """Load what the first generation needs: torch, the user's code. Raises what loading it raises."""
         from actors.train_thread import TrainThread
 
-        self._train = TrainThread(self.spec, self.store, self.outbox.put, _cores_of_actor(), self._progress)
+        with self._warming:
+            if self._train is None:
+                self._train = TrainThread(self.spec, self.store, self._tell, _cores_of_actor(), self._progress)
         return os.getpid()
+
+    def account(self) -> tuple[RankFacts, int]:
+        """What a new controller has to know, and the number of the first event that is not in it."""
+        with self._news:
+            gate = self._gate.orders()
+            facts = replace(
+                self._facts,
+                warm=self._train is not None,
+                interrupted=self._interrupted,
+                holding=gate.holding,
+                ordered=gate.order.attempt if gate.order else "",
+                ordered_step=gate.order.step if gate.order else -1,
+                confirmed=gate.confirmed,
+                staged=gate.taken.attempt if gate.taken else "",
+                staged_step=gate.taken.step if gate.taken else -1,
+            )
+            return facts, self.outbox.following
+
+    def _tell(self, event: RankEvent) -> None:
+        with self._news:
+            if event.generation == self._generation:
+                self._facts = noted(self._facts, event)
+            if event.metrics:
+                kept = self._rows[2] if self._rows[0] == event.generation else []
+                self._rows = event.generation, event.samples, [*kept, *event.metrics]
+            self.outbox.put(event)
 
     def begin(self, order: GenerationOrder) -> bool:
         """Enter the train function for a generation. False for one that is not newer than the last, or was interrupted
         before it came."""
         if order.generation <= self._generation:
             return False
-        self._generation = self._page.generation = order.generation
-        self._gate = BoundaryGate()
+        with self._news:
+            self._generation = self._page.generation = order.generation
+            self._gate = BoundaryGate()
+            self._facts = RankFacts(
+                self.spec.member,
+                self.spec.node,
+                True,
+                order.generation,
+                ranks=order.ranks,
+                mesh=order.mesh,
+                restoring=order.restore,
+            )
         if order.generation <= self._interrupted:
-            self.outbox.put(RankEvent("departed", order.generation, -1, cause="interrupted"))
+            self._tell(RankEvent("departed", order.generation, -1, cause="interrupted"))
             return False
         assert self._train is not None
         self._train.begin(order, self._gate)
@@ -98,7 +150,9 @@ class Rank:
 
     def salvage(self, generation: int, order: LiveOrder) -> None:
         """Stage a share of what was kept of the last boundary of ``generation``."""
-        if generation == self._generation and self._train is not None:
+        if generation == self._generation and self._train is not None and self._facts.live != order.attempt:
+            with self._news:
+                self._facts = replace(self._facts, live=order.attempt)
             self._train.salvage_with(order)
 
     def status(self) -> tuple[int, int, int]:
@@ -118,10 +172,33 @@ class Rank:
         """News; see Outbox.poll."""
         return self.outbox.poll(after, timeout_s)
 
-    def take_metrics(self) -> tuple[int, int, list[tuple[int, float, dict[str, float]]]]:
-        """(generation, samples seen, rows) of steps finished since the last call."""
+    def take_metrics(self, written: tuple[int, int]) -> tuple[int, int, list[Row]]:
+        """(generation, samples seen, rows) of finished steps, but for those up to ``written`` (generation and step),
+        which are in the journal and are forgotten here."""
         run = self._train.run if self._train else None
-        return (self._generation, *run.take_metrics()) if run else (self._generation, 0, [])
+        samples, rows = run.take_metrics() if run else (self._rows[1], [])
+        with self._news:
+            generation, _, kept = self._rows
+            if run is not None and run.generation != generation:
+                generation, kept = run.generation, []
+            kept = [row for row in kept if (generation, row[0]) > written] + rows
+            self._rows = generation, samples, kept
+        return generation, samples, kept
+
+
+def noted(facts: RankFacts, event: RankEvent) -> RankFacts:
+    """``facts`` after the rank said ``event``."""
+    if event.kind == "entered":
+        return replace(facts, entered=event.step, share_bytes=event.share_bytes)
+    if event.kind == "first_step":
+        return replace(facts, stepped=True)
+    if event.kind == "at_end":
+        return replace(facts, at_end=event.step)
+    if event.kind == "doubtful":
+        return replace(facts, doubtful=event.step)
+    if event.kind == "departed":
+        return replace(facts, departure=departure_of(facts.member, event))
+    return facts
 
 
 def _cores_of_actor() -> int:

@@ -11,6 +11,8 @@ from elastic.config import RestoreConfig
 from elastic.errors import ElasticError
 from elastic.mesh import Mesh
 from elastic.progress import PhaseLimits
+from elastic.protocol.classification import Evidence, classify
+from elastic.protocol.run_events import Departure
 from elastic.protocol.shares import SlotRef
 from elastic.protocol.tiers import RestoreOrder
 
@@ -45,6 +47,8 @@ class GenerationOrder:
 
     generation: int
     rank: int
+    ranks: tuple[str, ...]
+    """The members of the generation, by rank."""
     mesh: Mesh
     rendezvous: tuple[str, int]
     restore: RestoreOrder | None
@@ -94,3 +98,23 @@ class RankEvent:
     """For restored: bytes by place."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """For restored: the summary of the report, and in ``text`` one line of it."""
+
+
+def departure_of(member: str, event: RankEvent, rank: int = -1, at: float = 0.0) -> Departure:
+    """The lifecycle's word for a ``departed``."""
+    evidence = Evidence(text=event.error, error_types=event.error_types, errno=event.errno)
+    return Departure(
+        member,
+        rank,
+        event.cause,
+        event.step,
+        at,
+        event.error,
+        event.traceback,
+        event.collateral,
+        live_bytes=event.live_bytes,
+        live_slack_bytes=event.live_slack_bytes,
+        live_reason=event.live_reason,
+        failure=event.failure,
+        failure_class=classify(evidence)[0] if event.cause == "error" else "",
+    )

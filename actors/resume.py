@@ -1,19 +1,24 @@
-"""What a controller finds in durable storage when it begins: committed snapshots, and the last generation's number."""
+"""What a controller finds in durable storage when it begins: committed snapshots, the last generation's number, and,
+where it takes over from another, what that one had written."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from elastic.clock import wall
 from elastic.config import RestoreConfig, RunConfig, parse_start
 from elastic.errors import ConfigError, CorruptSnapshot
-from elastic.journal import PREFIX, decode
+from elastic.journal import PREFIX, decode, segment_key
 from elastic.protocol.tiers import RemoteSnapshot, RestoreOrder
 from elastic.snapshot.manifest import SCHEMA
 from elastic.snapshot.quarantine import quarantine
 from elastic.snapshot.reader import SnapshotCatalog
 from elastic.storage.blob_store import BlobStore, open_store
+
+RECENT_SEGMENTS = 20
+"""Segments in which the newest commit is looked for: a controller writes one every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +27,26 @@ class Durable:
 
     snapshots: tuple[RemoteSnapshot, ...]
     generation: int
+    epoch: int = 0
+    """Of the newest controller that wrote anything."""
     skipped: tuple[str, ...] = ()
     """Snapshots in quarantine, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predecessor:
+    """What the newest controller of a run had written when it was lost."""
+
+    epoch: int = 0
+    life: str = ""
+    state: dict[str, Any] | None = None
+    """See ``run_record``; None if it had decided nothing."""
+    clock_shift_s: float = 0.0
+    """What has to be added to its times for this host's clock."""
+    decided: frozenset[str] = frozenset()
+    """The attempt of the newest snapshot whose commit it had decided."""
+    ended: dict[str, Any] | None = field(default=None)
+    """Its last word, where the run had ended."""
 
 
 def what_is_durable(store: BlobStore, run: str) -> Durable:
@@ -45,7 +68,11 @@ def what_is_durable(store: BlobStore, run: str) -> Durable:
             "repair it and run 'elastic snapshots verify --all --deep', or begin under another name",
         )
     snapshots = tuple(RemoteSnapshot(ref.attempt, ref.step, earlier=True) for ref in refs if ref not in failed)
-    return Durable(snapshots, _last_generation(store, run), skipped)
+    generation = epoch = 0
+    for records in _last_segments(store, run).values():
+        generation = max([generation, *(int(r["generation"]) for r in records if isinstance(r.get("generation"), int))])
+        epoch = max(epoch, int(records[0].get("epoch", 0)))
+    return Durable(snapshots, generation, epoch, skipped)
 
 
 def give_up(store: BlobStore, run: str, attempt: str, reason: str) -> None:
@@ -89,16 +116,40 @@ def start_of(start_from: str, mode: str, store: BlobStore, run: str) -> RemoteSn
     )
 
 
-def _last_generation(store: BlobStore, run: str) -> int:
-    """From the last segment of every controller: each segment begins with the generation it was written in."""
+def predecessor(store: BlobStore, run: str, at: float, wall_s: float) -> Predecessor:
+    """The last words of the newest controller. ``at`` and ``wall_s``: this host's clocks now. Raises StorageError."""
+    newest, last = "", [{"epoch": -1}]
+    for controller, records in _last_segments(store, run).items():
+        if int(records[0].get("epoch", 0)) > int(last[0].get("epoch", 0)):
+            newest, last = controller, records
+    if not newest:
+        return Predecessor()
+    head = last[0]
+    state = head.get("state")
+    shift = (at - wall_s) - (float(head["clock"]) - float(head["t"]))
+    if state is None and int(head["state_in"]) >= 0:
+        key = segment_key(run, newest, int(head["state_in"]))
+        state = next(decode(store.get(key), key)).get("state")
+    # The commit that was decided last is in the last segments: it is written at once.
+    keys = [key for key in store.list(f"{run}/{PREFIX}{newest}-") if key.endswith(".jsonl")]
+    decided: list[str] = []
+    for key in sorted(keys)[-RECENT_SEGMENTS:]:
+        decided += [str(r["attempt"]) for r in decode(store.get(key), key) if r["kind"] == "committed"]
+    ended = next((record for record in last if record["kind"] == "ended"), None)
+    return Predecessor(int(head["epoch"]), str(head["life"]), state, shift, frozenset(decided[-1:]), ended)
+
+
+def _last_segments(store: BlobStore, run: str) -> dict[str, list[dict[str, Any]]]:
+    """The last readable segment of every controller, by the controller's name."""
     last: dict[str, str] = {}
-    for key in store.list(f"{run}/{PREFIX}"):
+    for key in sorted(store.list(f"{run}/{PREFIX}")):
         last[key.rpartition("-")[0]] = key
-    newest = 0
-    for key in last.values():
+    found = {}
+    for name, key in last.items():
         try:
             records = list(decode(store.get(key), key))
         except CorruptSnapshot:
             continue
-        newest = max([newest, *(int(r["generation"]) for r in records if isinstance(r.get("generation"), int))])
-    return newest
+        if records:
+            found[name.rpartition("/")[2]] = records
+    return found

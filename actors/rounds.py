@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from ray.exceptions import RayError
@@ -99,6 +99,25 @@ class RoundShell:
         self._machine = Machine("snapshot round", machine.TABLE, state)
         self._perform(commands)
 
+    def resume(
+        self,
+        state: RoundState,
+        sealed: Iterable[machine.ShareSealed],
+        ranks: Mapping[int, Any],
+        stores: Mapping[str, Any],
+    ) -> None:
+        """Go on with a round of a predecessor whose ranks were told to stage: tell all of them, and hear what was
+        sealed meanwhile."""
+        self._ranks, self._stores, self._held_step, self.started_at = ranks, stores, state.step, now()
+        self._machine = Machine("snapshot round", machine.TABLE, state)
+        if state.purpose == machine.LIVE:
+            self._perform(tuple(machine.StageLive(rank, state.attempt, state.slots[rank]) for rank in state.nodes))
+        else:
+            self._perform((machine.Confirm(state.attempt, state.step),))
+        for event in sealed:
+            if self.open:
+                self._feed(event)
+
     def cancel(self, reason: str) -> None:
         """Give up on the open round."""
         if self.open:
@@ -183,6 +202,8 @@ class RoundShell:
                         dict(command.share_bytes),
                         state.peers.get(command.node, ""),
                         replicas,
+                        state.purpose,
+                        state.stop,
                     )
                 ),
                 CALL_TIMEOUT_S,

@@ -112,6 +112,14 @@ class UploadShell:
         finally:
             self._weights = None
 
+    def adopt(self, newest: RoundState, durable: bool) -> None:
+        """A predecessor's newest snapshot; one that is not durable is uploaded now, whatever became of its upload."""
+        self._newest = newest
+        if durable:
+            self._begun_step = self._done_step = newest.step
+        else:
+            self._begin(newest)
+
     def _begin(self, state: RoundState) -> None:
         self._begun_step = max(self._begun_step, state.step)
         task = asyncio.get_running_loop().create_task(self._upload(state))

@@ -16,14 +16,17 @@ from ray.exceptions import ActorUnavailableError, RayError
 
 from actors.calls import first_line
 from actors.death import Death, death_of
+from actors.fence import end_if_superseded
 
 POLL_S = 20.0
 PROBES = 2
 
 
-async def watch(actor: Any, on_event: Callable[[Any], None], probe: Callable[[], Any], probe_timeout_s: float) -> Death:
-    """Deliver the actor's news until it dies; returns why. ``probe`` makes the call that proves life."""
-    after = 0
+async def watch(
+    actor: Any, on_event: Callable[[Any], None], probe: Callable[[], Any], probe_timeout_s: float, after: int = 0
+) -> Death:
+    """Deliver the actor's news, from number ``after`` on, until it dies; returns why. ``probe`` makes the call that
+    proves life."""
     while True:
         try:
             following, events = await actor.poll.remote(after, POLL_S)
@@ -34,6 +37,7 @@ async def watch(actor: Any, on_event: Callable[[Any], None], probe: Callable[[],
             if not await answers(probe, probe_timeout_s):
                 return Death(f"it does not answer ({first_line(error)})")
         except RayError as error:
+            end_if_superseded(error)
             return death_of(error)
 
 
@@ -51,4 +55,4 @@ async def answers(probe: Callable[[], Any], timeout_s: float, tries: int = PROBE
 def kill(actor: Any) -> None:
     """End the actor's process; one that is gone already is no error."""
     with contextlib.suppress(RayError, ValueError):
-        ray.kill(actor, no_restart=True)
+        ray.kill(getattr(actor, "actor", actor), no_restart=True)

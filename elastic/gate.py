@@ -36,6 +36,18 @@ class Order:
     a passing snapshot would let it go from a boundary where it has to be met."""
 
 
+@dataclass(frozen=True, slots=True)
+class GateOrders:
+    """What a gate has been told: see ``BoundaryGate.orders``."""
+
+    order: Order | None
+    confirmed: bool
+    holding: bool
+    """The train thread waits, or is about to, at a boundary where everybody is held."""
+    taken: Order | None
+    """The last order that the train thread acted on."""
+
+
 class BoundaryGate:
     """One generation's gate. ``step`` counts finished steps."""
 
@@ -48,6 +60,7 @@ class BoundaryGate:
         self._held_at: int | None = None
         self._released: set[str] = set()
         self._cleared = -1
+        self._taken: Order | None = None
         self._condition = threading.Condition()
 
     # --- the train thread --------------------------------------------------------------------------------------------
@@ -66,9 +79,12 @@ class BoundaryGate:
                     self._attention = order is not None
                     return None
                 if self._confirmed:
-                    self._order, self._confirmed, self._attention = None, False, False
-                    return order
+                    return self._take(order)
                 self._condition.wait()
+
+    def _take(self, order: Order) -> Order:
+        self._order, self._confirmed, self._attention, self._taken = None, False, False, order
+        return order
 
     def will_hold(self, step: int) -> None:
         """Announce ``hold`` before telling the controller, so that an order that comes at once is accepted."""
@@ -84,8 +100,7 @@ class BoundaryGate:
                         raise Interrupted
                     order = self._order
                     if order is not None and order.step == step and self._confirmed:
-                        self._order, self._confirmed, self._attention = None, False, False
-                        return order
+                        return self._take(order)
                     self._condition.wait()
             finally:
                 self._held_at = None
@@ -128,6 +143,11 @@ class BoundaryGate:
                 self._order, self._attention = None, self._interrupted
             self._condition.notify_all()
             return accepted, reached
+
+    def orders(self) -> GateOrders:
+        """What was told and what was done, at one moment: for a controller that comes back."""
+        with self._condition:
+            return GateOrders(self._order, self._confirmed, self._held_at is not None, self._taken)
 
     def confirm(self, attempt: str, step: int) -> None:
         """Let the train thread act on the order it accepted."""

@@ -2,10 +2,14 @@
 
 A record has at least ``kind`` and ``t`` (seconds since 1970, for people). The kinds that other code reads:
 
+    segment     generation, epoch, life, state: the head of each segment (see ``resume`` and ``run_record``)
+    started     the first controller of a life of the run; adopted: one that took over from another
     begun       generation, world_size, mesh, ranks, restore_step, tier, reason    before the ranks are told
+    asked       what a user asked for                                              before they are answered
+    snapshot    the report of a committed snapshot
     committed   attempt, step, purpose, places, ledger                             before the stores are told
     durable     attempt, step                                                      after the marker is written
-    ended       status, reason                                                     before anything is torn down
+    ended       status, reason, error                                              before anything is torn down
     stall, write, restore, failure, exposure                                       measurements (see policies and tune)
     hang        generation, members, phase, why, stacks, standing                  before the members are killed
     incident    one incident with its RTO split
@@ -20,7 +24,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from elastic.errors import CorruptSnapshot
+from elastic import errors
+from elastic.errors import CorruptSnapshot, ElasticError
 
 PREFIX = "journal/"
 
@@ -50,3 +55,18 @@ def decode(data: bytes, where: str) -> Iterator[dict[str, Any]]:
         if not isinstance(record, dict) or "kind" not in record:
             raise CorruptSnapshot("the journal holds a line that is no record", f"{where}, line {number}")
         yield record
+
+
+def plain_error(error: ElasticError | None) -> dict[str, Any] | None:
+    """An error as JSON has it; see ``error_of``."""
+    return None if error is None else {"type": type(error).__name__, "args": list(error.args)}
+
+
+def error_of(value: Mapping[str, Any] | None) -> ElasticError | None:
+    """Inverse of ``plain_error``; an error of a type that is not known here becomes an ElasticError with its text."""
+    if value is None:
+        return None
+    kind = getattr(errors, value["type"], None)
+    if not (isinstance(kind, type) and issubclass(kind, ElasticError)):
+        return ElasticError(*value["args"])
+    return kind(*value["args"])

@@ -205,8 +205,18 @@ class NodeTier:
         return {name: ranks for name, ranks in self._book.names(committed=True).items() if ranks}
 
     def pending(self) -> dict[str, set[int]]:
-        """Ranks whose shares are sealed here, per attempt that is not committed. For a controller that comes back."""
+        """Ranks whose shares are sealed here, per attempt that is not committed."""
         return self._book.names(committed=False)
+
+    def reports(self) -> dict[str, tuple[dict[int, ShareReport], int]]:
+        """For each attempt, committed or not, the reports of the shares that are held here, own and replicas, and how
+        many shares it has in all. For a controller that comes back."""
+        found = {}
+        for attempt in (*self._book.names(committed=True), *self._book.names(committed=False)):
+            shares = self._book.shares(attempt)
+            world_size = max((share.header.world_size for share in shares.values()), default=0)
+            found[attempt] = ({rank: share.header.report({}) for rank, share in shares.items()}, world_size)
+        return found
 
     def tables(self, attempt: str) -> dict[int, ChunkTable]:
         """The chunk table of every share of the committed attempt."""

@@ -198,9 +198,7 @@ class Rounds(Ranks):
             step = max(command.at_least, max(reached, default=-1) + lead)
         self._if_open(state.attempt, rounds.BoundaryNamed(step))
 
-    def _propose(
-        self, rank: RankProcess, state: rounds.RoundState, command: rounds.Propose, held: bool
-    ) -> None:
+    def _propose(self, rank: RankProcess, state: rounds.RoundState, command: rounds.Propose, held: bool) -> None:
         accepted, reached = False, -1
         if state.generation == rank.generation:
             accepted, reached = rank.gate.propose(

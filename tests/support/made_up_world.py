@@ -191,7 +191,10 @@ class World:
         self.epoch = 1
         self.down = False
         self.killer = random.Random(seed ^ 0x5EED)
-        self.kill_targets = [(self.killer.choice(POINTS), self.killer.choice((1, 1, 2, 3, 6))) for _ in range(self.trouble.controller_kills)]
+        self.kill_targets = [
+            (self.killer.choice(POINTS), self.killer.choice((1, 1, 2, 3, 6)))
+            for _ in range(self.trouble.controller_kills)
+        ]
         self.adoptions = 0
         self.killed_at: list[str] = []
         self.journal = ""
