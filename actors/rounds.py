@@ -99,16 +99,14 @@ class RoundShell:
         self._machine = Machine("snapshot round", machine.TABLE, state)
         self._perform(commands)
 
-    def resume(
-        self,
-        state: RoundState,
-        sealed: Iterable[machine.ShareSealed],
-        ranks: Mapping[int, Any],
-        stores: Mapping[str, Any],
-    ) -> None:
+    def know(self, ranks: Mapping[int, Any], stores: Mapping[str, Any]) -> None:
+        """The ranks and stores of a generation that a predecessor began."""
+        self._ranks, self._stores = ranks, stores
+
+    def resume(self, state: RoundState, sealed: Iterable[machine.ShareSealed]) -> None:
         """Go on with a round of a predecessor whose ranks were told to stage: tell all of them, and hear what was
         sealed meanwhile."""
-        self._ranks, self._stores, self._held_step, self.started_at = ranks, stores, state.step, now()
+        self._held_step, self.started_at = state.step, now()
         self._machine = Machine("snapshot round", machine.TABLE, state)
         if state.purpose == machine.LIVE:
             self._perform(tuple(machine.StageLive(rank, state.attempt, state.slots[rank]) for rank in state.nodes))

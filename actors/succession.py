@@ -61,13 +61,13 @@ async def take_over(controller: Controller) -> None:
     controller.machine = Machine("run", life.TABLE, adopted.state)
     controller.journal.generation = adopted.state.generation
     _hold_on_to(controller, living, adopted)
+    controller.rounds.know(_by_place(controller, adopted), controller.members.stores)
     _account_for(controller, living, adopted)
     await _finish_the_commit(controller, past, adopted)
     _let_go(controller, adopted)
     _go_on_uploading(controller, durable, adopted)
     if adopted.round is not None:
-        ranks = _by_place(controller, adopted)
-        controller.rounds.resume(adopted.round, adopted.sealed, ranks, controller.members.stores)
+        controller.rounds.resume(adopted.round, adopted.sealed)
     await controller.make_rendezvous()
     await controller.meet()
     if controller.chronicle.decisions(None, record, adopted.state, adopted.commands, controller.journal):
@@ -170,11 +170,10 @@ def _go_on_uploading(controller: Controller, durable: Durable, adopted: Adopted)
 
 
 def _by_place(controller: Controller, adopted: Adopted) -> dict[int, Any]:
-    """The ranks of the round that goes on, numbered as it numbers them."""
+    """The ranks of the generation, numbered as the round that goes on numbers them."""
     state, going = adopted.state, adopted.round
-    assert going is not None
     names = list(state.ranks)
-    if going.purpose == LIVE:
+    if going is not None and going.purpose == LIVE:
         names = [state.ranks[rank] for rank in state.salvage or ()]
     held = controller.members.ranks
     return {place: held[name] for place, name in enumerate(names) if name in held}

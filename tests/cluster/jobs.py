@@ -74,6 +74,9 @@ def train(config: dict[str, Any]) -> None:
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
+        if "trace" in config and run.rank == 0:
+            with open(config["trace"], "a") as file:
+                file.write(f"{time.time()}\n")
         time.sleep(config.get("step_s", 0.0))
 
 
