@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic.mesh import Mesh
-from elastic.protocol import boundaries, cluster
+from elastic.protocol import boundaries, cluster, notices
 from elastic.protocol.course import advance
 from elastic.protocol.departures import note_incident
 from elastic.protocol.membership import ACTIVE, STARTING, UNWOUND, WARM, Member, Node
@@ -135,6 +135,7 @@ class Facts:
     stores: Mapping[str, StoreFacts]
     ranks: Mapping[str, RankFacts]
     remotes: tuple[RemoteSnapshot, ...] = ()
+    """What durable storage holds of this run, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,7 @@ def adopt(facts: Facts, at: float) -> Adopted:
         state, broken = _phase(state, told, going, committed, broken, at)
         state, more = _orders(state, known, going, at)
         commands += more
+    state = notices.again(state, at)
     for step in _losses(state, facts, dead, told, at):
         state, more = step(state)
         commands += more
@@ -192,7 +194,11 @@ def adopt(facts: Facts, at: float) -> Adopted:
 
 def _generation(facts: Facts) -> RunState:
     """The newest generation that was decided, or that a rank was told of while the journal could not be written."""
-    state = replace(facts.record, remotes=facts.remotes)
+    known = {snapshot.attempt: snapshot for snapshot in facts.record.remotes}
+    there = {snapshot.attempt for snapshot in facts.remotes}
+    elsewhere = [snapshot for snapshot in facts.record.remotes if snapshot.run and snapshot.attempt not in there]
+    here = [known.get(found.attempt, replace(found, earlier=False)) for found in facts.remotes]
+    state = replace(facts.record, remotes=(*here, *elsewhere))
     newest = max(facts.ranks.values(), key=lambda own: own.generation, default=None)
     if newest is not None and newest.generation > state.generation and newest.ranks:
         state = replace(

@@ -68,6 +68,14 @@ def node_leaving(state: RunState, event: NodeLeaving) -> Outcome:
     return _plan(state, event.at), ()
 
 
+def again(state: RunState, at: float) -> RunState:
+    """The times to decide, for a controller that takes over and knows the notices."""
+    for notice in state.notices:
+        if notice.by == SOFT:
+            state = state.due(f"lapse {notice.node}", 2 * notice.deadline - notice.at)
+    return _plan(state, at)
+
+
 def node_staying(state: RunState, event: NodeStaying) -> Outcome:
     """The notice is over: the node stays, and is used again."""
     notices = tuple(n for n in state.notices if (n.node, n.by) != (event.node, event.by))

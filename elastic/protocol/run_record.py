@@ -6,6 +6,7 @@ field that is added to ``RunState`` is written unless it is named below.
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -13,17 +14,13 @@ from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
-from elastic.protocol.incident import Incident
 from elastic.protocol.run_state import Limits, RunState
 
 ASKED_OF_THE_LIVING = frozenset(
     {
-        "limits", "entered", "at_end", "departures", "node_snapshots", "remotes", "round_open", "round_cancelled",
+        "limits", "entered", "at_end", "departures", "node_snapshots", "round_open", "round_cancelled",
         "first_round_due", "round_failures", "salvage", "nodes_lost", "deadlines", "ending",
     }
-)  # fmt: skip
-_MARKS = (
-    "opened_at", "settled_at", "begun_at", "received_at", "formed_at", "entered_at", "first_step_at", "salvaged_at",
 )  # fmt: skip
 
 
@@ -38,14 +35,21 @@ def state_of(record: Mapping[str, Any], limits: Limits, shift_s: float = 0.0) ->
     hints = _hints(RunState)
     known = {name: from_plain(hints[name], value) for name, value in record.items() if name in hints}
     state = RunState(limits, **known)
-    if state.incident is None:
-        return state
-    return replace(state, incident=_shifted(state.incident, shift_s))
+    return replace(
+        state,
+        incident=_shifted(state.incident, shift_s),
+        evacuation=_shifted(state.evacuation, shift_s),
+        notices=tuple(_shifted(notice, shift_s) for notice in state.notices),
+    )
 
 
-def _shifted(incident: Incident, shift_s: float) -> Incident:
-    marks = {name: getattr(incident, name) for name in _MARKS}
-    return replace(incident, **{name: at + shift_s for name, at in marks.items() if at >= 0})
+def _shifted(story: Any, shift_s: float) -> Any:
+    """``story`` with its moments (``at``, ``deadline``, ``..._at``) moved; -1 stands for what has not happened."""
+    if story is None:
+        return None
+    names = [f.name for f in fields(story) if f.name in ("at", "deadline") or f.name.endswith("_at")]
+    marks = {name: getattr(story, name) for name in names}
+    return replace(story, **{name: at + shift_s for name, at in marks.items() if at >= 0})
 
 
 def to_plain(value: Any) -> Any:
@@ -58,6 +62,8 @@ def to_plain(value: Any) -> Any:
         return sorted(to_plain(item) for item in value)
     if isinstance(value, (tuple, list)):
         return [to_plain(item) for item in value]
+    if isinstance(value, float) and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
     return value
 
 
@@ -79,6 +85,8 @@ def from_plain(kind: Any, value: Any) -> Any:
         return tuple(from_plain(inner[0], item) for item in value)
     if origin is tuple:
         return tuple(from_plain(of, item) for of, item in zip(inner, value))
+    if kind is float:
+        return float(value)
     return value
 
 

@@ -17,12 +17,15 @@ class Cluster(World):
     def _view(self) -> None:
         if self.down:
             return  # who comes next looks for itself
-        seen = {
-            name: (0 if node.drains else node.capacity, node.domain) for name, node in self.nodes.items() if node.alive
-        }
+        seen = self.living_nodes()
         if seen != self.seen:
             self.seen = seen
             self.post(life.ClusterSeen(self.now, dict(seen)))
+
+    def living_nodes(self) -> dict[str, tuple[int, str]]:
+        return {
+            name: (0 if node.drains else node.capacity, node.domain) for name, node in self.nodes.items() if node.alive
+        }
 
     def _store_started(self, name: str) -> None:
         node = self.nodes[name]

@@ -46,7 +46,7 @@ class Failover(Rounds):
             rank.heard, rank.epoch, rank.accounted = rank.alive, self.epoch, rank.said
         self.controller_ranks = {rank.name: rank for rank in living}
         self.controller_stores = {store.node: store for store in self._stores()}
-        self.seen = {name: (node.capacity, node.domain) for name, node in self.nodes.items() if node.alive}
+        self.seen = self.living_nodes()
         blank = RunState(self.limits, target=self.limits.max_workers)
         record = state_of(json.loads(self.journal), self.limits) if self.journal else blank
         ranks = {rank.name: _rank_facts(rank) for rank in living}

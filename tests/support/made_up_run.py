@@ -48,6 +48,9 @@ class Run(Failover):
 
     def post(self, event: Any) -> None:
         """Queue an event: handled in the order of posting, sometimes late."""
+        if self.down:
+            self.later(1.0, self.post, event)  # whoever has something to say says it again
+            return
         self.queue_until = max(self.queue_until, self.now + (self.latency() if self.random.random() < 0.2 else 0.0))
         self.soon(self.queue_until - self.now, self._handle, event)
 
