@@ -206,6 +206,10 @@ class Controller:
         await self._ready.wait()
         return self.chronicle.status(self.machine.state, self.cadence, self.uploads.in_flight, self.journal.lag, now())
 
+    async def decisions(self, after: float) -> list[tuple[float, str]]:
+        """What was decided after that moment (seconds since 1970), in sentences, as far back as it is remembered."""
+        return [(t, text) for t, text in self.journal.told if t > after]
+
     async def resize(self, workers: int) -> int:
         """Want so many ranks from now on, within the run's limits; returns what is wanted now."""
         limits = self.machine.state.limits

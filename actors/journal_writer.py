@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,11 +16,13 @@ from typing import Any
 from elastic.clock import now, wall
 from elastic.errors import SnapshotError
 from elastic.journal import encode, segment_key
+from elastic.observe.decisions import sentence
 from elastic.storage.blob_store import BlobStore
 
 log = logging.getLogger("elastic.journal")
 
 DECISION_TIMEOUT_S = 5.0
+MOST_TOLD = 1000
 
 
 class JournalWriter:
@@ -41,6 +44,8 @@ class JournalWriter:
         self._state_in = -1
         self.metrics_written = (-1, -1)
         """Generation and step up to which rows of metrics are written."""
+        self.told: deque[tuple[float, str]] = deque(maxlen=MOST_TOLD)
+        """What a person wants to read of what was noted: seconds since 1970, and a sentence."""
         self._pending: list[dict[str, Any]] = []
         self._sequence = 0
         self._lock = asyncio.Lock()
@@ -48,7 +53,10 @@ class JournalWriter:
 
     def note(self, kind: str, **fields: Any) -> None:
         """Add a record; it is written with the next decision or flush."""
-        self._pending.append({"kind": kind, "t": round(wall(), 3), **fields})
+        record = {"kind": kind, "t": round(wall(), 3), **fields}
+        self._pending.append(record)
+        if text := sentence(record):
+            self.told.append((wall(), text))
 
     async def flush(self) -> bool:
         """Write what is pending. False, with ``lag`` set, where the store does not take it in time."""

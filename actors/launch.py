@@ -10,14 +10,16 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from actors.adoption import actors_of
 from actors.cluster_view import head_pin
 from actors.controller import ControllerActor
 from actors.controller_spec import ControllerSpec
 from actors.entry import EntryPoint
-from actors.names import NAMESPACE, controller_name
+from actors.names import NAMESPACE, controller_name, store_name
 from actors.watch import kill
 from elastic.config import RunConfig, ScalingConfig
 from elastic.errors import ClusterError, ElasticError, InternalError
+from elastic.observe.prints import Line, decode_line
 from elastic.result import Result
 from elastic.snapshot.made_with import code_of
 from elastic.storage.blob_store import open_store
@@ -46,6 +48,27 @@ class RunHandle:
         """Want so many ranks from now on; returns what is wanted within the run's limits."""
         wanted: int = self._ask(self.controller.resize.remote(workers))
         return wanted
+
+    def prints(self, cursors: dict[str, dict[str, int]]) -> list[Line]:
+        """Lines that ranks printed after ``cursors`` (by node; changed in place), read from the nodes' stores; those of
+        a node that is lost are lost with it."""
+        stores = [name for name in actors_of(self.name) if name.startswith(store_name(self.name, ""))]
+        calls = {}
+        for name in stores:
+            with contextlib.suppress(ValueError):  # it ended meanwhile
+                store = ray.get_actor(name, namespace=NAMESPACE)
+                calls[name] = store.read_prints.remote(cursors.get(name, {}))
+        found: list[Line] = []
+        for name, call in calls.items():
+            with contextlib.suppress(RayError, GetTimeoutError):
+                texts, cursors[name] = ray.get(call, timeout=ANSWER_TIMEOUT_S)
+                found += [line for text in texts if (line := decode_line(text)) is not None]
+        return found
+
+    def decisions(self, after: float) -> list[tuple[float, str]]:
+        """See Controller.decisions."""
+        found: list[tuple[float, str]] = self._ask(self.controller.decisions.remote(after))
+        return found
 
     def stop(self) -> None:
         """End the run at its next boundary, with a durable snapshot."""

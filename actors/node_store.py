@@ -34,6 +34,7 @@ from actors.share_socket import ShareAddress, ShareServer, fetch
 from actors.terminate import on_sigterm
 from elastic.clock import now, wall
 from elastic.errors import ElasticError, SnapshotError, StorageError
+from elastic.observe.prints import PREFIX, prints_directory, read_lines
 from elastic.progress import Progress
 from elastic.protocol.adoption import AttemptFacts, StoreFacts
 from elastic.protocol.hangs import NodePulse
@@ -411,12 +412,25 @@ class NodeStore(Fenced):
         )
         return list(report.delete)
 
+    def read_prints(self, cursor: Mapping[str, int]) -> tuple[list[str], dict[str, int]]:
+        """What the ranks of this node printed after ``cursor``; see ``read_lines``. Anybody may ask."""
+        return read_lines(prints_directory(self.spec.run, self.spec.node), cursor)
+
     def close(self) -> None:
-        """End what is left of the ranks and give all memory back; the actor can be killed afterwards."""
+        """End what is left of the ranks, leave what they printed in storage, and give all memory back; the actor can be
+        killed afterwards."""
         end_processes(str(self.tier.arena.directory), spare=os.getpid())
         self.restores.close()
         self._shares.close()
         self.tier.close()
+        directory = prints_directory(self.spec.run, self.spec.node)
+        store, at = open_store(self.spec.storage), int(wall())
+        try:
+            for path in sorted(directory.glob("*.jsonl")):
+                store.put(f"{self.spec.run}/{PREFIX}{at}-{self.spec.node[:12]}-{path.name}", path.read_bytes())
+        except (ElasticError, OSError) as error:
+            log.warning("what the ranks printed was not stored: %s", error)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 NodeStoreActor = ray.remote(num_cpus=0, max_concurrency=32, max_restarts=0, concurrency_groups={"watch": 3})(NodeStore)

@@ -7,6 +7,7 @@ news go to the outbox.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,6 +24,7 @@ from actors.progress_page import PageWriter
 from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec, departure_of
 from actors.terminate import on_sigterm
 from elastic.gate import BoundaryGate, Order
+from elastic.observe.prints import LineFile, Tee, prints_directory
 from elastic.progress import Progress
 from elastic.protocol.adoption import RankFacts
 
@@ -44,6 +46,8 @@ class Rank(Fenced):
         self._gate = BoundaryGate()
         self._generation = self._interrupted = -1
         self._train: TrainThread | None = None
+        lines = LineFile(prints_directory(spec.run, spec.node), spec.member, self._place)
+        sys.stdout, sys.stderr = Tee(sys.stdout, "stdout", lines), Tee(sys.stderr, "stderr", lines)
         self._warming = threading.Lock()
         self._news = threading.Lock()
         self._facts = RankFacts(spec.member, spec.node, False)
@@ -82,6 +86,10 @@ class Rank(Fenced):
                 staged_step=gate.taken.step if gate.taken else -1,
             )
             return facts, self.outbox.following
+
+    def _place(self) -> tuple[int, int]:
+        ranks = self._facts.ranks
+        return (ranks.index(self.spec.member) if ranks else -1), self._generation
 
     def _tell(self, event: RankEvent) -> None:
         with self._news:

@@ -69,7 +69,8 @@ async def take_over(controller: Controller) -> None:
     if adopted.round is not None:
         controller.rounds.resume(adopted.round, adopted.sealed)
     await controller.make_rendezvous()
-    await controller.meet()
+    # Steps that nobody has written down yet are asked for before a new generation makes the rank forget them.
+    await asyncio.gather(controller.meet(), controller.observer.collect())
     if controller.chronicle.decisions(None, record, adopted.state, adopted.commands, controller.journal):
         await controller.journal.flush()
     for command in adopted.commands:

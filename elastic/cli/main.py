@@ -6,7 +6,7 @@ from importlib import import_module
 
 import typer
 
-COMMANDS = ("run", "status", "resize", "stop", "nodes", "snapshots", "demo", "tune", "tokens")
+COMMANDS = ("run", "status", "logs", "resize", "stop", "nodes", "snapshots", "demo", "tune", "tokens")
 
 EXIT_CODES = """\
 Exit codes:

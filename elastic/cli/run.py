@@ -20,6 +20,7 @@ import typer
 from elastic._siblings import sibling
 from elastic.cli.connect import is_here, use_local_token
 from elastic.cli.local_runs import announced, local_runs
+from elastic.cli.logs import Reader
 from elastic.cli.output import EXIT_INTERRUPTED, command, explain, print_json
 from elastic.cli.progress import PlainProgress, progress
 from elastic.cli.run_settings import RunSettings, read_file, settings_from
@@ -288,15 +289,21 @@ def _resumes(settings: RunSettings) -> str:
 def follow(handle: RunHandle, display: PlainProgress) -> tuple[Result, bool]:
     """Show the run to its end. Returns the result and whether it was interrupted; a second Ctrl-C raises
     KeyboardInterrupt."""
+    reader = Reader(handle, 0, decisions=False)
     with graceful() as interrupts:
         stopping = False
         while (result := handle.poll(POLL_S)) is None:
+            for line in reader.read():
+                display.note(f"[rank 0] {line.text}")
             if interrupts.count and not stopping:
                 stopping = True
                 display.note("stopping at the next boundary, with a snapshot; Ctrl-C again leaves at once")
                 handle.stop()
             with contextlib.suppress(ClusterError):  # too busy to answer is not dead: that, poll tells
                 display.show(handle.status())
+    with contextlib.suppress(ElasticError, OSError):  # a storage that only the run's machines see
+        for line in reader.rest(result.storage):
+            display.note(f"[rank 0] {line.text}")
     if result.status == "stopped" and not stopping:
         time.sleep(LET_READ_S)
     handle.close()
