@@ -61,7 +61,7 @@ def test_training_does_not_notice_that_the_controller_is_killed(
     when(handle, lambda s: s["step"] >= 5, 60, "step 5")
     killed_at = time.time()
     kill_process(controller_pid(cluster))
-    assert handle.status(30.0)["generation"] == 1, "whoever asks meanwhile is answered by the successor"
+    assert handle.status(90.0)["generation"] == 1, "whoever asks meanwhile is answered by the successor"
     result = handle.wait()
     check(result, "quiet-kill")
     assert not result.incidents
@@ -95,13 +95,17 @@ def test_wherever_the_controller_is_killed_the_run_ends_as_if_nothing_had_happen
     assert not result.incidents
 
 
-def test_a_failure_while_there_is_no_controller_is_found_by_the_next_one(cluster: TestCluster, trainer: Any) -> None:
+def test_a_failure_while_there_is_no_controller_is_found_by_the_next_one(
+    cluster: TestCluster, trainer: Any, tmp_path: Path
+) -> None:
     cluster.ensure(4)
     config = {"steps": STEPS, "step_s": 0.05}
     handle = trainer(name="both-die", config=config, workers=2, interval="10 steps").start()
     when(handle, lambda s: s["step"] >= 15, 60, "step 15")
     # Rank 1: what rank 0 has reported since the journal was last written would die with both of them.
-    rank = ray.get_actor(member_name("both-die", "m0001"), namespace=NAMESPACE)
+    records = list(journal_records(open_store(str(tmp_path)), "both-die"))
+    (ranks,) = [record["ranks"] for record in records if record["kind"] == "begun"]
+    rank = ray.get_actor(member_name("both-die", ranks[1]), namespace=NAMESPACE)
     kill_process(controller_pid(cluster))
     ray.kill(rank)
     result = handle.wait()
