@@ -6,6 +6,7 @@ Each is asked in the new controller's name, so that from its answer on it obeys 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,14 @@ def end_all_of(run: str) -> None:
             kill(ray.get_actor(name, namespace=NAMESPACE))
         except ValueError:
             continue
+
+
+def keep_in_the_run(run: str) -> None:
+    """Let the stores know that there is a controller: they leave a run whose controller is gone for too long."""
+    for name in actors_of(run):
+        if name.startswith(store_name(run, "")):
+            with contextlib.suppress(ValueError):
+                ray.get_actor(name, namespace=NAMESPACE).pulse.remote(-1, ())
 
 
 async def ask_the_living(run: str, epoch: int, record: RunState) -> Living:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import RayError
 
-from actors.adoption import Living, ask_the_living
+from actors.adoption import Living, ask_the_living, keep_in_the_run
 from actors.calls import answer
 from actors.cluster_view import living_nodes
 from actors.resume import Durable, Predecessor, predecessor, what_is_durable
@@ -91,6 +91,7 @@ async def _read(controller: Controller) -> tuple[Predecessor, Durable]:
             return past, durable
         except (SnapshotError, OSError) as error:
             log.warning("cannot take over yet: %s", error)
+            await loop.run_in_executor(None, keep_in_the_run, controller.name)
             await asyncio.sleep(ASK_AGAIN_S)
 
 

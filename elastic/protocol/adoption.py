@@ -18,7 +18,7 @@ from typing import Any
 from elastic.mesh import Mesh
 from elastic.protocol import boundaries, cluster, notices
 from elastic.protocol.course import advance
-from elastic.protocol.departures import note_incident
+from elastic.protocol.departures import note_incident, placed
 from elastic.protocol.membership import ACTIVE, STARTING, UNWOUND, WARM, Member, Node
 from elastic.protocol.run_commands import BeginGeneration, EndRoundBeyond, Interrupt, KillMember
 from elastic.protocol.run_events import ClusterSeen, Departure, FirstStep, MemberLost, RoundAbandoned, StoreLost
@@ -161,7 +161,7 @@ def adopt(facts: Facts, at: float) -> Adopted:
     state, strays, dead = _members(_generation(facts), facts)
     committed = _committed(facts)
     if committed is not None:
-        state = _with_snapshot(state, facts, committed)
+        state = _with_snapshot(state, committed, at)
     known = {rank: facts.ranks[name] for rank, name in enumerate(state.ranks) if name in facts.ranks}
     told = {rank: own for rank, own in known.items() if own.generation == state.generation}
     going: RoundState | None = None
@@ -272,12 +272,12 @@ def _committed(facts: Facts) -> RoundState | None:
     return replace(begun, step=step, phase=COMMITTED, confirmed=True, reports=reports, places=places)
 
 
-def _with_snapshot(state: RunState, facts: Facts, committed: RoundState) -> RunState:
+def _with_snapshot(state: RunState, committed: RoundState, at: float) -> RunState:
     snapshot = NodeSnapshot(committed.attempt, committed.step, committed.places, live=committed.purpose == LIVE)
     began = state.restoring.step if state.restoring else 0
     this = committed.generation == state.generation and state.phase != GATHERING
     if this and committed.step > began and committed.purpose != "entry":
-        state = boundaries.progress(state, committed.step)
+        state = boundaries.progress(state, committed.step, at)
     return replace(state, node_snapshots=(snapshot,))
 
 
@@ -294,7 +294,11 @@ def _with_news(state: RunState, told: Mapping[int, RankFacts], at: float) -> Out
         state,
         entered={rank: own.share_bytes for rank, own in told.items() if own.entered is not None},
         at_end={rank: own.at_end for rank, own in told.items() if own.at_end is not None},
-        departures={rank: replace(own.departure, rank=rank, at=at) for rank, own in told.items() if own.departure},
+        departures={
+            rank: placed(replace(own.departure, rank=rank, at=at), own.node)
+            for rank, own in told.items()
+            if own.departure
+        },
     )
     for own in told.values():
         if own.stepped or own.at_end is not None:

@@ -42,9 +42,13 @@ def departed(state: RunState, event: Departed) -> Outcome:
         return state, ()
     member = state.members[departure.member]
     state = replace(state, members={**state.members, member.name: replace(member, phase=UNWOUND)})
+    return depart(state, placed(departure, member.node), "error")
+
+
+def placed(departure: Departure, node: str) -> Departure:
+    """What a rank said of how it left, with what the run knows: its node, and the class where it named none."""
     unclassified = STORAGE if departure.cause == "unreadable" else USER
-    departure = replace(departure, node=member.node, failure_class=departure.failure_class or unclassified)
-    return depart(state, departure, "error")
+    return replace(departure, node=node, failure_class=departure.failure_class or unclassified)
 
 
 def lose(

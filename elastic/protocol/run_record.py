@@ -40,6 +40,8 @@ def state_of(record: Mapping[str, Any], limits: Limits, shift_s: float = 0.0) ->
         incident=_shifted(state.incident, shift_s),
         evacuation=_shifted(state.evacuation, shift_s),
         notices=tuple(_shifted(notice, shift_s) for notice in state.notices),
+        progress_at=state.progress_at + shift_s,
+        node_failures=tuple((at + shift_s, node) for at, node in state.node_failures),
     )
 
 
