@@ -18,7 +18,7 @@ from actors.resume import Durable, Predecessor, predecessor, what_is_durable
 from actors.rounds import COMMIT_TIMEOUT_S
 from actors.watch import kill
 from elastic.clock import now, wall
-from elastic.errors import SnapshotError
+from elastic.errors import CorruptSnapshot, SnapshotError
 from elastic.journal import error_of
 from elastic.observe.history import journal_records
 from elastic.protocol import run_lifecycle as life
@@ -86,7 +86,11 @@ async def _read(controller: Controller) -> tuple[Predecessor, Durable]:
     loop = asyncio.get_running_loop()
     while True:
         try:
-            durable = await loop.run_in_executor(None, what_is_durable, controller.store, controller.name)
+            try:
+                durable = await loop.run_in_executor(None, what_is_durable, controller.store, controller.name)
+            except CorruptSnapshot as error:  # every one is in quarantine; the run may still be whole in memory
+                log.warning("%s", error)
+                durable = Durable((), 0)
             past = await loop.run_in_executor(None, predecessor, controller.store, controller.name, now(), wall())
             return past, durable
         except (SnapshotError, OSError) as error:
