@@ -109,7 +109,11 @@ def _trainer(name: str, storage: str, config: dict[str, Any]) -> elastic.Elastic
             name=name,
             storage_path=storage,
             snapshots=elastic.SnapshotConfig(interval=4.0),
-            failures=elastic.FailureConfig(max_failures_without_progress=20, max_user_errors=20),
+            failures=elastic.FailureConfig(
+                max_failures_without_progress=20,
+                max_user_errors=1000,
+                budgets={name: (1000, 1.0) for name in ("infrastructure", "preemption", "hang")},
+            ),
         ),
     )
 
@@ -146,6 +150,14 @@ def _two_ranks_killed(cluster: TestCluster, draw: random.Random, bomb: str) -> N
     _signal("ray::Rank", signal.SIGKILL, draw, 2)
 
 
+def _rank_stopped(cluster: TestCluster, draw: random.Random, bomb: str) -> None:
+    _signal("ray::Rank", signal.SIGSTOP, draw)
+
+
+def _rank_told_to_end(cluster: TestCluster, draw: random.Random, bomb: str) -> None:
+    _signal("ray::Rank", signal.SIGTERM, draw)
+
+
 def _store_killed(cluster: TestCluster, draw: random.Random, bomb: str) -> None:
     _signal("ray::NodeStore", signal.SIGKILL, draw)
 
@@ -165,6 +177,8 @@ def _process_exited(cluster: TestCluster, draw: random.Random, bomb: str) -> Non
 FAULTS = {
     "rank killed": _rank_killed,
     "two ranks killed": _two_ranks_killed,
+    "rank stopped": _rank_stopped,
+    "rank told to end": _rank_told_to_end,
     "store killed": _store_killed,
     "node killed": _node_killed,
     "error raised": _error_raised,

@@ -1,0 +1,19 @@
+"""Random failures of all kinds, from one seed; the same for longer: ``python tests/cluster/soak.py --minutes 30``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.cluster import TestCluster
+
+from cluster.soak import WORLD, soak
+
+SEED = 11
+SECONDS = 200.0
+
+
+def test_failures_of_all_kinds_change_no_bit_and_leave_nothing(cluster: TestCluster, tmp_path: Path) -> None:
+    cluster.ensure(WORLD + 1)
+    report = soak(cluster, str(tmp_path), SECONDS, SEED)
+    assert report.wrong == [], f"seed {SEED}, {dict(report.faults)}"
+    assert report.incidents >= 3, report
