@@ -72,7 +72,8 @@ def told(incident: Status) -> str:
         which = f"rank {rank}, {failure_class}: " if rank >= 0 and failure_class else ""
         what = f"{what} ({which}{why})"
     took = f"going on after {seconds(incident['rto_s'])} ({split_text(incident['split'])})"
-    return f"{what}, {incident['rung']}: {ranks}, {took}; {count(incident['steps_lost'], 'step')} lost"
+    stacks = f"; stacks in {incident['stacks']}" if incident.get("stacks") else ""
+    return f"{what}, {incident['rung']}: {ranks}, {took}; {count(incident['steps_lost'], 'step')} lost{stacks}"
 
 
 _WAYS = {
