@@ -25,17 +25,18 @@ RESTORED_KINDS = {
 """What each restore mode restores; the rest keeps what the program gave it, and the report says so."""
 
 
-@dataclass(frozen=True, slots=True)
 class Target:
-    """Memory of this rank that a restore fills with ``box`` of the saved tensor ``name``.
+    """Memory of this rank that a restore fills with ``box`` of the saved tensor ``name``; ``address`` is where it begins.
 
     ``live`` memory is state already; other memory becomes state in ``finish``, and nothing is lost with it before.
     """
 
-    name: str
-    box: Box
-    tensor: torch.Tensor
-    live: bool = True
+    __slots__ = ("address", "box", "live", "name", "tensor")
+
+    def __init__(self, name: str, box: Box, tensor: torch.Tensor, live: bool = True) -> None:
+        # No dataclass: there are tens of thousands, and asking a tensor for its address costs as much as all the rest.
+        self.name, self.box, self.tensor, self.live = name, box, tensor, live
+        self.address = tensor.data_ptr()
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,10 +211,12 @@ def _by_component(table: ChunkTable, trees: Mapping[str, Any]) -> dict[str, Save
 
 def _one_per_memory(targets: Sequence[Target], differences: Differences) -> list[Target]:
     """``targets`` with tied ones once. What is tied here and has two values in the snapshot is a difference."""
+    if len({target.address for target in targets}) == len(targets):
+        return list(targets)
     found: dict[object, Target] = {}
     for place, target in enumerate(targets):
         tensor = target.tensor
-        memory = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else place
+        memory = (tensor.device, target.address, tensor.shape, tensor.stride()) if tensor.numel() else place
         first = found.setdefault(memory, target)
         if first.name != target.name:
             differences.others.append(f"{first.name} and {target.name} are tied here and not in the snapshot")

@@ -74,7 +74,8 @@ class Transfer:
         self.window_bytes = min(window_bytes, getattr(source, "window_bytes", None) or window_bytes)
         self.waited_s = 0.0
         """Seconds spent waiting for chunks."""
-        saved = {spec.name: f"torch.{spec.dtype}" for spec in table.specs}
+        kinds: dict[str, torch.dtype] = {spec.dtype: getattr(torch, spec.dtype) for spec in table.specs}
+        saved = {spec.name: kinds[spec.dtype] for spec in table.specs}
         self._dtypes = [saved[target.name] for target in targets]
         address = np.fromiter(map(_plain_address, targets, self._dtypes), np.int64, len(targets))
         self._plain = plan.flat & (address[plan.target] != 0)
@@ -84,7 +85,7 @@ class Transfer:
         wanted_once = np.bincount(plan.source, minlength=len(plan.rows)) == 1
         self._whole = whole & wanted_once[plan.source] & hasattr(source, "read_into")
         """Copies that reading can make unnecessary."""
-        self._first = np.searchsorted(plan.source, np.arange(len(plan.rows) + 1))
+        self._first = np.concatenate(([0], np.cumsum(np.bincount(plan.source, minlength=len(plan.rows)))))
 
     def run(self, before_live: Callable[[], None]) -> None:
         """Fill all targets. ``before_live`` is called before the first byte of live memory changes. Raises what the
@@ -181,12 +182,10 @@ class _Fetched:
     copies: Ints
 
 
-def _plain_address(target: Target, dtype: str) -> int:
+def _plain_address(target: Target, dtype: torch.dtype) -> int:
     """Where the memory of ``target`` begins if it takes a chunk's bytes as they are, else 0."""
     tensor = target.tensor
-    if tensor.device.type == "cpu" and tensor.is_contiguous() and str(tensor.dtype) == dtype:
-        return tensor.data_ptr()
-    return 0
+    return target.address if tensor.is_cpu and tensor.dtype is dtype and tensor.is_contiguous() else 0
 
 
 def _move(
@@ -197,14 +196,13 @@ def _move(
 
 
 def _put_region(
-    plan: RestorePlan, row: int, target: Target, chunk: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: str
+    plan: RestorePlan, row: int, target: Target, chunk: npt.NDArray[np.uint8], shape: tuple[int, ...], saved: torch.dtype
 ) -> None:
     """One region by way of its elements: into strided memory, another dtype or another device."""
     dims = len(shape)
     extent = plan.extent[row, :dims].tolist()
     source = [slice(a, a + n) for a, n in zip(plan.source_offset[row, :dims].tolist(), extent)]
     place = [slice(a, a + n) for a, n in zip(plan.target_offset[row, :dims].tolist(), extent)]
-    saved: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
     raw = chunk.reshape(*shape, saved.itemsize)[tuple(source)]
     region = torch.from_numpy(np.array(raw, order="C")).view(saved).view(extent)
     memory = target.tensor[tuple(place)] if dims else target.tensor

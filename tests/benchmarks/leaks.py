@@ -32,7 +32,7 @@ from actors.node_store import ARENA_PREFIX
 
 RUN = "leaks"
 SAMPLES = 9
-ROLES = {"rank": "ray::Rank.", "store": "ray::NodeStore", "controller": "ray::Controller"}
+ROLES = {"rank": "ray::Rank", "store": "ray::NodeStore", "controller": "ray::Controller"}
 DEADLINE_S = 900.0
 
 

@@ -64,7 +64,7 @@ def save(store: Any, shape: tuple[int, int], ranks: int) -> tuple[NodeSnapshot, 
         Attached({"state": module_of(make_state(*shape))}, Mesh((("dp", ranks),)), rank) for rank in range(ranks)
     ]
     sizes = {one.rank: one.share_bytes() for one in attached}
-    slots = ray.get(store.open_attempt.remote(1, ATTEMPT, sizes, "", 0))
+    slots = ray.get(store.open_attempt.remote(1, ATTEMPT, sizes, "", 0, "periodic", False))
     assert isinstance(slots, dict), slots
     for one in attached:
         stager = Stager()
