@@ -26,7 +26,7 @@ RESTORED_KINDS = {
 
 
 class Target:
-    """Memory of this rank that a restore fills with ``box`` of the saved tensor ``name``; ``address`` is where it begins.
+    """Memory of this rank, from ``address`` on, that a restore fills with ``box`` of the saved tensor ``name``.
 
     ``live`` memory is state already; other memory becomes state in ``finish``, and nothing is lost with it before.
     """

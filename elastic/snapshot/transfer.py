@@ -196,7 +196,12 @@ def _move(
 
 
 def _put_region(
-    plan: RestorePlan, row: int, target: Target, chunk: npt.NDArray[np.uint8], shape: tuple[int, ...], saved: torch.dtype
+    plan: RestorePlan,
+    row: int,
+    target: Target,
+    chunk: npt.NDArray[np.uint8],
+    shape: tuple[int, ...],
+    saved: torch.dtype,
 ) -> None:
     """One region by way of its elements: into strided memory, another dtype or another device."""
     dims = len(shape)

@@ -260,11 +260,13 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def timers(system: str) -> dict[str, float]:
+def timers(system: str) -> dict[str, float | str]:
     """What decides how soon it acts, as installed. Raises ImportError where Ray Train lacks something."""
     if system == "ours":
         failures = elastic.FailureConfig()
-        return {name: getattr(failures, name) for name in type(failures).model_fields if name.endswith("_s")}
+        return {
+            name: getattr(failures, name) for name in type(failures).model_fields if name.endswith("_s")
+        }  # or "auto"
     from ray import train
     from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinator
     from ray.train.v2._internal import constants
@@ -278,7 +280,7 @@ def timers(system: str) -> dict[str, float]:
     }
 
 
-def known_timers(systems: list[str]) -> dict[str, dict[str, float]]:
+def known_timers(systems: list[str]) -> dict[str, dict[str, float | str]]:
     """Of each system; ends the script with the cure where one cannot run here."""
     try:
         return {system: timers(system) for system in systems}

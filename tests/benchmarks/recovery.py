@@ -247,7 +247,7 @@ def main() -> None:
     for table in tables(tries, result):
         console.print(table)
     for system, known in timers.items():
-        console.print(f"timers of {system}: {', '.join(f'{name} {value:g}' for name, value in known.items())}")
+        console.print(f"timers of {system}: {', '.join(f'{name} {value}' for name, value in known.items())}")
     if arguments.json:
         job = {"step_s": STEP_S, "global_batch": GLOBAL_BATCH, "checkpoint_every": CHECKPOINT_EVERY}
         print(json.dumps({**result, "timers": timers, "job": job, "repeat": repeat, "quick": arguments.quick}))

@@ -112,7 +112,7 @@ def _trainer(name: str, storage: str, config: dict[str, Any]) -> elastic.Elastic
             failures=elastic.FailureConfig(
                 max_failures_without_progress=20,
                 max_user_errors=1000,
-                budgets={name: (1000, 1.0) for name in ("infrastructure", "preemption", "hang")},
+                budgets=dict.fromkeys(("infrastructure", "preemption", "hang"), (1000, 1.0)),
             ),
         ),
     )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.cluster import TestCluster
-
 from cluster.soak import WORLD, soak
+from support.cluster import TestCluster
 
 SEED = 11
 SECONDS = 200.0
