@@ -57,6 +57,8 @@ from elastic.storage.paced_blobs import Pace, PacedBlobs
 log = logging.getLogger("elastic.store")
 
 
+END_S = 2.0
+"""How long a rank that the controller told to end may take before its store ends it."""
 ARENA_PREFIX = "elastic-"
 
 
@@ -419,7 +421,7 @@ class NodeStore(Fenced):
     def close(self) -> None:
         """End what is left of the ranks, leave what they printed in storage, and give all memory back; the actor can be
         killed afterwards."""
-        end_processes(str(self.tier.arena.directory), spare=os.getpid())
+        end_processes(str(self.tier.arena.directory), spare=os.getpid(), patience_s=END_S)
         self.restores.close()
         self._shares.close()
         self.tier.close()

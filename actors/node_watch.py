@@ -105,10 +105,14 @@ def _pulse(page: Page, at: float) -> RankPulse:
     )
 
 
-def end_processes(directory: str, spare: int = -1) -> list[str]:
+def end_processes(directory: str, spare: int = -1, patience_s: float = 0.0) -> list[str]:
     """SIGKILL every process that has a page in ``directory``, wait until they are gone, and remove the pages. Returns
-    the members that were still there."""
+    the members that were still there. ``patience_s``: those that were told to end have so long to do it, since Ray
+    prints a warning for each process that ends otherwise."""
     pages = [page for page in read_pages(directory) if page.pid != spare]
+    end = now() + patience_s
+    while now() < end and any(page.state not in ("", "Z") for page in pages):
+        time.sleep(0.01)
     ended = [page.member for page in pages if page.kill()]
     end = now() + GONE_S
     while now() < end and any(page.state not in ("", "Z") for page in pages):
