@@ -32,7 +32,8 @@ def test_exits_want_of_memory_kills_and_crashes_are_told_apart(cluster: TestClus
 
 def test_the_same_exit_at_the_same_step_twice_ends_the_run(cluster: TestCluster, trainer: Any) -> None:
     cluster.ensure(4)
-    result = trainer(name="exits", config={"steps": 30, "early_faults": [("exit", 6, 1, None)]}, workers=2).fit()
+    faults = [("exit", 6, 1, None)]
+    result = trainer(name="exits", config={"steps": 30, "early_faults": faults}, workers=2).start().wait()
     assert isinstance(result.error, DeterministicFailure)
     assert "exit code 3" in str(result.error)
     assert len(result.generations) == 2
