@@ -30,7 +30,7 @@ from actors.node_watch import OWN, NodeWatch, Stacks, end_processes
 from actors.outbox import Outbox
 from actors.progress_page import PageWriter
 from actors.restores import Opened, Restores
-from actors.share_socket import ShareAddress, ShareServer, fetch
+from actors.share_socket import Ranges, ShareAddress, ShareServer, fetch
 from actors.terminate import on_sigterm
 from elastic.clock import now, wall
 from elastic.errors import ElasticError, SnapshotError, StorageError
@@ -152,7 +152,7 @@ class NodeStore(Fenced):
         self.tier = NodeTier(path, algorithm=spec.checksum, max_in_flight=spec.max_in_flight)
         self._pace = Pace(spec.upload_bytes_per_s) if spec.upload_bytes_per_s is not None else None
         self.restores = Restores(spec.run, spec.node, spec.storage, self.tier)
-        self._shares = ShareServer(ray.util.get_node_ip_address(), self._held)
+        self._shares = ShareServer(ray.util.get_node_ip_address(), self._held, self._served)
         PageWriter(path, OWN, Progress(), beats=False)
         self._watch = NodeWatch(spec.node, ray.util.get_node_ip_address(), path, spec.fence_timeout_s, self._leave)
         self._generation = 0
@@ -279,7 +279,7 @@ class NodeStore(Fenced):
         return (peer,)
 
     def share_address(self) -> ShareAddress:
-        """Where ``share_socket.fetch`` finds the shares of this node, by the names of their packs."""
+        """Where other nodes find the shares of this one, by the names of their packs: see ``share_socket``."""
         return self._shares.address
 
     def fetch_share(self, attempt: str, rank: int, address: ShareAddress) -> None:
@@ -291,6 +291,14 @@ class NodeStore(Fenced):
         attempt, rank = parse_node_pack(pack)
         with self.tier.pinned(attempt):
             yield self.tier.export_share(attempt, rank)
+
+    @contextmanager
+    def _served(self, pack: str, byte_start: Ranges, nbytes: Ranges) -> Iterator[list[memoryview]]:
+        with self.tier.pinned(parse_node_pack(pack)[0]):
+            views = self.tier.serve(pack, byte_start, nbytes)
+            if views is None:
+                raise SnapshotError("the share is not held on this node", pack)
+            yield views
 
     def commit(self, attempt: str) -> None:
         """The attempt is committed; the former one is given back when nobody reads it."""
@@ -338,13 +346,6 @@ class NodeStore(Fenced):
     def leave(self, generation: int, reader: int) -> None:
         """A rank has restored what it wanted."""
         self.restores.leave(generation, reader)
-
-    def serve(self, pack: str, byte_start: np.ndarray[Any, Any], nbytes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Ranges of a pack, joined; for the store of another node, which checks them."""
-        views = self.tier.serve(pack, byte_start, nbytes)
-        if views is None:
-            raise SnapshotError("the share is not held on this node", pack)
-        return np.concatenate([np.frombuffer(view, np.uint8) for view in views]) if views else np.empty(0, np.uint8)
 
     # --- the durable tier ----------------------------------------------------------------------------------------
 

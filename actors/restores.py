@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ import ray
 from ray.exceptions import RayError
 
 from actors.names import NAMESPACE, store_name
-from elastic.errors import CorruptSnapshot, ElasticError, RestoreError, StorageError
+from actors.share_socket import ShareAddress, fetch_ranges
+from elastic.errors import CorruptSnapshot, ElasticError, RestoreError, SnapshotError, StorageError
 from elastic.protocol.tiers import NodeSnapshot, RemoteSnapshot, RestoreOrder
 from elastic.snapshot.assemble import index_of_headers
 from elastic.snapshot.blob_copy import BlobCopy
@@ -160,6 +162,7 @@ class _Peers:
         self._run = run
         places = {rank: tuple(n for n in nodes if n != node) for rank, nodes in snapshot.places.items()}
         self._choice = SourceChoice(table.packs, places, node)
+        self._addresses: dict[str, ShareAddress] = {}
         self.damaged: list[str] = []
 
     def fetch(self, table: ChunkTable, rows: Rows) -> list[Chunk | None]:
@@ -174,13 +177,15 @@ class _Peers:
         while len(left):
             asked = self._choice.choose(table.pack_id[rows[left]], turn)
             left, asked = left[asked != NOWHERE], asked[asked != NOWHERE]
-            on_the_way: list[tuple[Rows, str, Any]] = []
-            for at, node in self._pieces(table, rows, left, asked):
-                if len(on_the_way) == PIECES_ON_THE_WAY:
-                    self._arrive(table, rows, targets, good, *on_the_way.pop(0))
-                on_the_way.append((at, node, self._ask(table, rows[at], node)))
-            for piece in on_the_way:
-                self._arrive(table, rows, targets, good, *piece)
+            pieces = self._pieces(table, rows, left, asked)
+            with ThreadPoolExecutor(PIECES_ON_THE_WAY, thread_name_prefix="peer") as threads:
+
+                def fetch(piece: tuple[Rows, str]) -> list[Chunk | None]:
+                    at, node = piece
+                    return self._from(node, table, rows[at], [targets[i] for i in at.tolist()])
+
+                for (at, _), chunks in zip(pieces, threads.map(fetch, pieces)):
+                    good[at] = [chunk is not None for chunk in chunks]
             left = left[~good[left]]
             turn += 1
         return good
@@ -194,37 +199,22 @@ class _Peers:
         edges = np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1
         return [(left[at], self._choice.nodes[int(asked[at[0]])]) for at in np.split(order, edges) if len(at)]
 
-    def _ask(self, table: ChunkTable, rows: Rows, node: str) -> Any:
+    def _from(self, node: str, table: ChunkTable, rows: Rows, targets: list[memoryview]) -> list[Chunk | None]:
+        """One piece, checked where it arrives."""
+        ranges = np.stack([table.byte_start[rows], table.nbytes[rows]], axis=1)
         try:
-            store = ray.get_actor(store_name(self._run, node), namespace=NAMESPACE)
-        except ValueError:
-            return None
-        return store.serve.remote(table.packs[table.pack_id[rows[0]]], table.byte_start[rows], table.nbytes[rows])
+            fetch_ranges(self._address(node), table.packs[table.pack_id[rows[0]]], ranges, targets)
+        except (RayError, ValueError, SnapshotError) as error:
+            log.warning("node %s does not serve %d chunks: %s", node[:8], len(rows), error)
+            return [None] * len(rows)
+        return verified(table, rows, targets, self)
 
-    def _arrive(
-        self,
-        table: ChunkTable,
-        rows: Rows,
-        targets: Sequence[memoryview],
-        good: npt.NDArray[np.bool_],
-        at: Rows,
-        node: str,
-        answer: Any,
-    ) -> None:
-        """Check one piece and copy what is good of it."""
-        try:
-            if answer is None:
-                raise ValueError("it has no store")
-            joined = memoryview(ray.get(answer, timeout=PEER_TIMEOUT_S))
-        except (RayError, ValueError) as error:
-            log.warning("node %s does not serve %d chunks: %s", node[:8], len(at), error)
-            return
-        ends = np.cumsum(table.nbytes[rows[at]])
-        chunks = [joined[end - size : end] for end, size in zip(ends.tolist(), table.nbytes[rows[at]].tolist())]
-        for i, chunk in zip(at.tolist(), verified(table, rows[at], chunks, self)):
-            if chunk is not None:
-                np.copyto(np.frombuffer(targets[i], np.uint8), np.frombuffer(chunk, np.uint8))
-                good[i] = True
+    def _address(self, node: str) -> ShareAddress:
+        """Where the node serves its shares. Raises ValueError if it has no store, RayError if that does not answer."""
+        if node not in self._addresses:
+            store = ray.get_actor(store_name(self._run, node), namespace=NAMESPACE)
+            self._addresses[node] = ray.get(store.share_address.remote(), timeout=PEER_TIMEOUT_S)
+        return self._addresses[node]
 
 
 class _Lazy:

@@ -6,7 +6,7 @@ only in calls between the actors of the run.
 
     asks:     u64 length, u64 ranges; JSON {token, name}; per range i64 start, i64 bytes
     answers:  u64 length of the header, u64 bytes; header; bytes, whole or those of the ranges in their order
-              or a length of 2^64 - 1, and a reason instead of the bytes
+              (without a header), or a length of 2^64 - 1, and a reason instead of the bytes
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +34,8 @@ log = logging.getLogger("elastic.shares")
 Held = Callable[[str], AbstractContextManager[tuple[bytes, memoryview]]]
 """From a name to its header and bytes, which stay as they are while the block runs. Raises SnapshotError."""
 Ranges = npt.NDArray[np.int64]
+Served = Callable[[str, Ranges, Ranges], AbstractContextManager[Sequence[memoryview]]]
+"""From a name, starts and sizes to those ranges, as ``Held``."""
 Place = Callable[[bytes, int], memoryview]
 """From the header and the number of bytes to the memory that receives them."""
 
@@ -56,10 +58,10 @@ class ShareAddress:
 
 
 class ShareServer:
-    """Serves what ``held`` finds by name, on the address ``host`` of this node only, until ``close``."""
+    """Serves what ``held`` and ``served`` find by name, on the address ``host`` of this node only, until ``close``."""
 
-    def __init__(self, host: str, held: Held) -> None:
-        self._held = held
+    def __init__(self, host: str, held: Held, served: Served) -> None:
+        self._held, self._served = held, served
         self._socket = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.address = ShareAddress(host, self._socket.getsockname()[1], secrets.token_hex(16))
         self._free = threading.BoundedSemaphore(MOST_AT_ONCE)
@@ -101,28 +103,53 @@ class ShareServer:
         if not hmac.compare_digest(str(question["token"]), self.address.token):
             raise ValueError("the token is not that of this store")
         try:
+            if count:
+                self._send_ranges(peer, str(question["name"]), ranges)
+                return
             with self._held(str(question["name"])) as (header, data):
-                parts = [data]
-                if count:
-                    if (ranges < 0).any() or int(ranges.sum(axis=1).max()) > data.nbytes:
-                        raise SnapshotError("a range lies outside of the share", str(question["name"]))
-                    parts = [data[start : start + size] for start, size in ranges.tolist()]
-                peer.sendall(_LENGTHS.pack(len(header), sum(part.nbytes for part in parts)) + header)
-                for part in parts:
-                    peer.sendall(part)
+                peer.sendall(_LENGTHS.pack(len(header), data.nbytes) + header)
+                peer.sendall(data)
         except SnapshotError as error:
             reason = str(error).encode()
             peer.sendall(_LENGTHS.pack(_REFUSED, len(reason)) + reason)
 
+    def _send_ranges(self, peer: socket.socket, name: str, ranges: Ranges) -> None:
+        outside = SnapshotError("a range lies outside of the share", name)
+        if (ranges < 0).any():
+            raise outside
+        with self._served(name, ranges[:, 0], ranges[:, 1]) as parts:
+            total = sum(part.nbytes for part in parts)
+            if total != int(ranges[:, 1].sum()):
+                raise outside
+            peer.sendall(_LENGTHS.pack(0, total))
+            for part in parts:
+                peer.sendall(part)
 
-def fetch(address: ShareAddress, name: str, place: Place, ranges: Ranges | None = None) -> None:
-    """Fill the memory that ``place`` gives with the share ``name``, or with its ``ranges`` [n, 2] of start and bytes.
+
+def fetch(address: ShareAddress, name: str, place: Place) -> None:
+    """Fill the memory that ``place`` gives with the share ``name``.
 
     Raises SnapshotError if the store refuses, does not answer, or ends before the last byte. Nothing is verified:
     whoever asks holds the checksums.
     """
+    with _answer(address, name, np.zeros((0, 2), np.int64)) as (peer, header, nbytes):
+        _receive_into(peer, place(header, nbytes)[:nbytes])
+
+
+def fetch_ranges(address: ShareAddress, name: str, ranges: Ranges, targets: Sequence[memoryview]) -> None:
+    """Fill each of ``targets`` with one of ``ranges`` [n, 2] (start, bytes) of the share ``name``, of its length.
+
+    Raises as ``fetch`` does; the targets then hold anything.
+    """
+    with _answer(address, name, np.ascontiguousarray(ranges, np.int64)) as (peer, _, _):
+        for target in targets:
+            _receive_into(peer, target)
+
+
+@contextlib.contextmanager
+def _answer(address: ShareAddress, name: str, wanted: Ranges) -> Iterator[tuple[socket.socket, bytes, int]]:
+    """The connection with the bytes still to come, the header, and how many bytes they are."""
     where = f"{name} at {address.host}:{address.port}"
-    wanted = np.zeros((0, 2), np.int64) if ranges is None else np.ascontiguousarray(ranges, np.int64)
     question = json.dumps({"token": address.token, "name": name}).encode()
     try:
         with socket.create_connection((address.host, address.port), timeout=QUIET_S) as peer:
@@ -131,8 +158,7 @@ def fetch(address: ShareAddress, name: str, place: Place, ranges: Ranges | None 
             length, nbytes = _LENGTHS.unpack(_receive(peer, _LENGTHS.size))
             if length == _REFUSED:
                 raise SnapshotError(_receive(peer, nbytes).decode(), where)
-            header = _receive(peer, length)
-            _receive_into(peer, place(header, nbytes)[:nbytes])
+            yield peer, _receive(peer, length), nbytes
     except (OSError, EOFError) as error:
         raise SnapshotError(f"the share did not arrive: {type(error).__name__}: {error}", where) from error
 

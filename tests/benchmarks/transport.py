@@ -79,7 +79,8 @@ class Holder:
 
         host = ray.util.get_node_ip_address()
         self.flight = Server(f"grpc://{host}:0")
-        self.server = ShareServer(host, lambda name: contextlib.nullcontext((b"", memoryview(self.data))))
+        whole = contextlib.nullcontext((b"", memoryview(self.data)))
+        self.server = ShareServer(host, lambda name: whole, lambda name, starts, sizes: contextlib.nullcontext([]))
         return f"grpc://{host}:{self.flight.port}", self.server.address
 
     def send(self, peer: Any) -> None:

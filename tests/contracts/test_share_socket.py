@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from actors import share_socket
-from actors.share_socket import ShareAddress, ShareServer, fetch
+from actors.share_socket import ShareAddress, ShareServer, fetch, fetch_ranges
 from elastic.errors import SnapshotError
 
 DATA = np.random.default_rng(0).integers(0, 256, 9_000_001, np.uint8)
@@ -26,12 +26,24 @@ def address() -> Iterator[ShareAddress]:
             raise SnapshotError("the share is not held on this node", name)
         yield b"header", DATA.data
 
-    server = ShareServer("127.0.0.1", find)
+    @contextlib.contextmanager
+    def cut(name: str, starts: np.ndarray, sizes: np.ndarray) -> Iterator[list[memoryview]]:
+        with find(name) as (_, data):
+            yield [data[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist())]
+
+    server = ShareServer("127.0.0.1", find, cut)
     yield server.address
     server.close()
 
 
-def _fetch(address: ShareAddress, name: str = "a/0", ranges: np.ndarray | None = None) -> tuple[bytes, np.ndarray]:
+def _fetch_ranges(address: ShareAddress, ranges: np.ndarray) -> np.ndarray:
+    target = np.zeros(int(np.abs(ranges[:, 1]).sum()), np.uint8)
+    ends = np.cumsum(np.abs(ranges[:, 1])).tolist()
+    fetch_ranges(address, "a/0", ranges, [target.data[start:end] for start, end in zip([0, *ends], ends)])
+    return target
+
+
+def _fetch(address: ShareAddress, name: str = "a/0") -> tuple[bytes, np.ndarray]:
     seen: list[bytes] = []
     target = np.zeros(len(DATA), np.uint8)
 
@@ -41,7 +53,7 @@ def _fetch(address: ShareAddress, name: str = "a/0", ranges: np.ndarray | None =
         target = target[:nbytes]
         return target.data
 
-    fetch(address, name, place, ranges)
+    fetch(address, name, place)
     return seen[0], target
 
 
@@ -53,14 +65,14 @@ def test_a_share_arrives_whole_with_its_header(address: ShareAddress) -> None:
 
 def test_ranges_arrive_in_the_order_in_which_they_were_asked_for(address: ShareAddress) -> None:
     ranges = np.array([[8_000_000, 1_000_001], [0, 3], [5, 0], [4_000_000, 2_000_000]])
-    _, found = _fetch(address, ranges=ranges)
+    found = _fetch_ranges(address, ranges)
     np.testing.assert_array_equal(found, np.concatenate([DATA[start : start + size] for start, size in ranges]))
 
 
 @pytest.mark.parametrize("ranges", [[[0, 9_000_002]], [[-1, 5]], [[5, -1]], [[9_000_001, 1]]])
 def test_a_range_outside_of_the_share_is_refused(address: ShareAddress, ranges: list[list[int]]) -> None:
     with pytest.raises(SnapshotError, match="outside of the share"):
-        _fetch(address, ranges=np.array(ranges))
+        _fetch_ranges(address, np.array(ranges))
 
 
 def test_what_is_not_held_is_refused_with_the_reason(address: ShareAddress) -> None:
