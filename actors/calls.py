@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 
 async def answer(reference: Any) -> Any:
     """The answer behind an object reference, as a coroutine: what asyncio can bound in time and gather."""
     return await reference
+
+
+async def settled(references: Iterable[Any], timeout_s: float) -> list[Any]:
+    """What came of all these calls within ``timeout_s``, in no order: answers, and errors as they are. Who is late is
+    left out."""
+    calls = [asyncio.ensure_future(answer(reference)) for reference in references]
+    if not calls:
+        return []
+    done, late = await asyncio.wait(calls, timeout=timeout_s)
+    for call in late:
+        call.cancel()
+    return [call.exception() or call.result() for call in done]
 
 
 def first_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from actors.calls import answer, first_line
+from actors.calls import answer, first_line, settled
 from actors.node_watch import Stacks
 from elastic.clock import now
 from elastic.config import FailureConfig
@@ -199,15 +199,11 @@ class Heartbeats:
     async def _all_stacks(self) -> dict[str, Stacks]:
         """Of the ranks of the generation, by member: from their stores, or where those cannot, from themselves."""
         state = self._state()
-        calls = [asyncio.ensure_future(answer(s.stacks.remote(state.ranks))) for s in self._stores().values()]
+        asked = (store.stacks.remote(state.ranks) for store in self._stores().values())
         found: dict[str, Stacks] = {}
-        if calls:
-            done, late = await asyncio.wait(calls, timeout=STACKS_TIMEOUT_S)
-            for call in late:
-                call.cancel()
-            for call in done:
-                if call.exception() is None:
-                    found |= {stacks.member: stacks for stacks in call.result()}
+        for came in await settled(asked, STACKS_TIMEOUT_S):
+            if not isinstance(came, BaseException):
+                found |= {stacks.member: stacks for stacks in came}
         missing = [member for member in state.ranks if member in found and not found[member].text]
         texts = await asyncio.gather(*(self._own_stacks(member) for member in missing))
         for member, text in zip(missing, texts):

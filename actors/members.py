@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
-from actors.calls import answer, first_line
+from actors.calls import answer, first_line, settled
 from actors.cluster_view import on_node
 from actors.death import Death, evidence_of, words_path
 from actors.fence import Ordered
@@ -298,12 +298,7 @@ class Members:
                 task.cancel()
         for actor in self.ranks.values():
             kill(actor)
-        closing = [asyncio.ensure_future(answer(store.close.remote())) for store in self.stores.values()]
-        if closing:
-            await asyncio.wait(closing, timeout=CLOSE_TIMEOUT_S)
-        for future in closing:
-            if future.done():
-                future.exception()
+        await settled((store.close.remote() for store in self.stores.values()), CLOSE_TIMEOUT_S)
         for store in self.stores.values():
             kill(store)
         self.ranks.clear()

@@ -14,7 +14,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from actors.calls import answer
+from actors.calls import answer, first_line, settled
 from actors.node_store import StoreEvent
 from actors.rank_orders import LiveOrder
 from elastic.clock import now
@@ -29,6 +29,14 @@ LEAD_S = 0.03
 """A boundary is named so far ahead that the proposal reaches every rank before it."""
 CALL_TIMEOUT_S = 30.0
 COMMIT_TIMEOUT_S = 2.0
+
+
+async def commit_everywhere(stores: Mapping[str, Any], attempt: str) -> None:
+    """Every store has heard of the commit, or had its time to. One that does not answer is lost, and its replica
+    serves."""
+    for came in await settled((store.commit.remote(attempt) for store in stores.values()), COMMIT_TIMEOUT_S):
+        if isinstance(came, RayError):
+            log.warning("a store was not told of the commit of %s: %s", attempt, first_line(came))
 
 
 class RoundShell:
@@ -152,14 +160,11 @@ class RoundShell:
 
     async def _commit(self, state: RoundState, commands: tuple[Any, ...]) -> None:
         """Journal, then the stores, and only when they have answered the run hears of it: whoever is told to restore
-        the snapshot finds it readable. A store that does not answer is lost, and its replica serves."""
+        the snapshot finds it readable."""
         await self._before_commit(state)
         for command in commands:
             if isinstance(command, machine.CommitNodeTier):
-                told = [asyncio.ensure_future(answer(s.commit.remote(command.attempt))) for s in self._stores.values()]
-                done, _ = await asyncio.wait(told, timeout=COMMIT_TIMEOUT_S) if told else (set(), None)
-                for future in done:
-                    future.exception()
+                await commit_everywhere(self._stores, command.attempt)
             else:
                 self._do(state, command)
 

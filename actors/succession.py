@@ -9,13 +9,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ray.exceptions import RayError
-
 from actors.adoption import Living, ask_the_living, keep_in_the_run
-from actors.calls import answer
 from actors.cluster_view import living_nodes
 from actors.resume import Durable, Predecessor, predecessor, what_is_durable
-from actors.rounds import COMMIT_TIMEOUT_S
+from actors.rounds import commit_everywhere
 from actors.watch import kill
 from elastic.clock import now, wall
 from elastic.errors import CorruptSnapshot, SnapshotError
@@ -143,13 +140,7 @@ async def _finish_the_commit(controller: Controller, past: Predecessor, adopted:
         return
     if committed.attempt not in past.decided:
         await controller.before_commit(committed)
-    calls = [
-        asyncio.ensure_future(answer(s.commit.remote(committed.attempt))) for s in controller.members.stores.values()
-    ]
-    done, _ = await asyncio.wait(calls, timeout=COMMIT_TIMEOUT_S) if calls else (set(), None)
-    for future in done:
-        if isinstance(error := future.exception(), RayError):
-            log.warning("a store was not told of its commit: %s", error)
+    await commit_everywhere(controller.members.stores, committed.attempt)
 
 
 def _let_go(controller: Controller, adopted: Adopted) -> None:
