@@ -388,9 +388,7 @@ class Controller:
                 log.info("restored by rank 0: %s", event.report.get("text", ""))
                 self.chronicle.restored(generation, event.report)
         elif event.kind == "departed":
-            if event.metrics:
-                self.chronicle.measured(generation, event.samples, event.metrics, at)
-                self.journal.note("metrics", generation=generation, rows=event.metrics)
+            self.observer.heard(generation, event.samples, event.metrics)
             rank = self.machine.state.rank_of(member)
             departure = departure_of(member, event, -1 if rank is None else rank, at)
             self.post(life.Departed(at, generation, departure))

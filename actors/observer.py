@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ray.exceptions import RayError
@@ -20,6 +20,7 @@ from actors.cluster_view import draining_nodes, living_nodes
 from actors.journal_writer import JournalWriter
 from actors.members import Members
 from actors.notices import NoticeShell
+from actors.rank_orders import Row
 from actors.rounds import RoundShell
 from actors.uploads import UploadShell
 from elastic.clock import now
@@ -95,6 +96,16 @@ class Observer:
             return MEASURE_EVERY_S
         return min(MEASURE_EVERY_S, max(0.02, self._due_in()))
 
+    def heard(self, generation: int, samples: int, rows: Sequence[Row]) -> list[Row]:
+        """Take rows of finished steps into chronicle and journal, and return those that were not heard before: rank 0
+        tells each of them again until it is written."""
+        new = [row for row in rows if (generation, row[0]) > self._noted]
+        if new:
+            self._noted = generation, new[-1][0]
+            self._chronicle.measured(generation, samples, new, now())
+            self._journal.note("metrics", generation=generation, rows=new)
+        return new
+
     async def collect(self, elapsed_s: float = 0.0) -> None:
         """Rows of finished steps from rank 0, and ``elapsed_s`` more of exposure to failures."""
         state = self._state()
@@ -106,16 +117,11 @@ class Observer:
             taken = await asyncio.wait_for(
                 answer(actor.take_metrics.remote(self._journal.metrics_written)), METRICS_TIMEOUT_S
             )
-            generation, samples, rows = taken
-            rows = [row for row in rows if (generation, row[0]) > self._noted]
-            if rows:
-                self._noted = generation, rows[-1][0]
-                self._chronicle.measured(generation, samples, rows, now())
-                self._journal.note("metrics", generation=generation, rows=rows)
-                # Only a window that lay wholly within an upload, or outside of any, says what uploads cost.
-                if self._was_uploading == uploading == self._uploads.in_flight:
-                    seconds = sum(seconds for _, seconds, _ in rows)
-                    self._cadence.stepped(now(), seconds, len(rows), uploading=uploading)
+            rows = self.heard(*taken)
+            # Only a window that lay wholly within an upload, or outside of any, says what uploads cost.
+            if rows and self._was_uploading == uploading == self._uploads.in_flight:
+                seconds = sum(seconds for _, seconds, _ in rows)
+                self._cadence.stepped(now(), seconds, len(rows), uploading=uploading)
         self._was_uploading = uploading
         nodes = {state.members[name].node for name in state.ranks if name in state.members}
         node_s = elapsed_s * len(nodes)

@@ -21,7 +21,7 @@ from actors.last_words import leave_last_words
 from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
 from actors.progress_page import PageWriter
-from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec, departure_of
+from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec, Row, departure_of
 from actors.terminate import on_sigterm
 from elastic.gate import BoundaryGate, Order
 from elastic.observe.prints import LineFile, Tee, prints_directory
@@ -30,10 +30,6 @@ from elastic.protocol.adoption import RankFacts
 
 if TYPE_CHECKING:
     from actors.train_thread import TrainThread
-
-
-Row = tuple[int, float, dict[str, float]]
-"""Step, seconds and what was reported of one finished step."""
 
 
 class Rank(Fenced):

@@ -16,6 +16,9 @@ from elastic.protocol.run_events import Departure
 from elastic.protocol.shares import SlotRef
 from elastic.protocol.tiers import RestoreOrder
 
+Row = tuple[int, float, dict[str, float]]
+"""Step, seconds and what was reported of one finished step."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankSpec:
@@ -92,7 +95,7 @@ class RankEvent:
     live_slack_bytes: int = 0
     live_reason: str = ""
     samples: int = 0
-    metrics: tuple[tuple[int, float, dict[str, float]], ...] = ()
+    metrics: tuple[Row, ...] = ()
     """For departed: rows of finished steps that were not collected before."""
     restored_from: Mapping[str, int] = field(default_factory=dict)
     """For restored: bytes by place."""
