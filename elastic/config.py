@@ -26,6 +26,7 @@ Names = Literal["error", "report", "ignore"]
 """What becomes of names that only one side has: the restore fails, they are listed in its report, or not even that."""
 
 VERSIONS_GIVEN = ("model", "tokenizer", "code", "container", "dependencies", "data")
+"""Versions that a user may name; those of code, container, dependencies and data are found out where none is named."""
 VERSIONS_ACCEPTED = (*VERSIONS_GIVEN, "torch", "python", "elastic")
 
 IntervalPolicy = Literal["auto", "young", "daly"]

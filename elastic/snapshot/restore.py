@@ -13,7 +13,7 @@ import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -158,8 +158,10 @@ def _restore(
     targets = [target for c in chosen for target in c.plan(saved[c.name], findings.of(c.kind))]
     targets = _one_per_memory(targets, findings.weights)
     whole_components(attached.components, saved, mode, findings)
-    check = VersionCheck() if versions is None else compare(index.versions, versions)
-    check = replace(check, differing=(*check.differing, *findings.versions))
+    if versions is None:
+        check = VersionCheck(findings.versions)
+    else:
+        check = compare(index.versions, versions, findings.versions)
     notes = judge(findings, check, config, index.step, bool(targets))
     plan = plan_restore(index.table, [(target.name, target.box) for target in targets], window_bytes)
     planned = time.perf_counter()

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 CHECKED = ("model", "tokenizer", "code", "container", "dependencies", "torch", "python", "elastic", "data")
 """Versions that a strict restore wants to be equal, unless they are accepted."""
 
-GIVEN = ("model", "tokenizer", "code", "container", "dependencies", "data")
-"""Versions that a user may name; those of code, container, dependencies and data are found out where none is named."""
-
 INCLUDED = {"dependencies": ("torch", "python", "elastic")}
 """What accepting one version accepts besides."""
 
