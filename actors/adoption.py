@@ -56,21 +56,29 @@ def actors_of(run: str) -> list[str]:
     )
 
 
+def stores_of(run: str) -> dict[str, Any]:
+    """The handles of the run's stores, by the actors' names."""
+    return _handles([name for name in actors_of(run) if name.startswith(store_name(run, ""))])
+
+
 def end_all_of(run: str) -> None:
     """End every process of the run but its controller: what a controller that is gone for good has left."""
-    for name in actors_of(run):
-        try:
-            kill(ray.get_actor(name, namespace=NAMESPACE))
-        except ValueError:
-            continue
+    for actor in _handles(actors_of(run)).values():
+        kill(actor)
+
+
+def _handles(names: list[str]) -> dict[str, Any]:
+    found = {}
+    for name in names:
+        with contextlib.suppress(ValueError):  # it ended meanwhile
+            found[name] = _actor(name)
+    return found
 
 
 def keep_in_the_run(run: str) -> None:
     """Let the stores know that there is a controller: they leave a run whose controller is gone for too long."""
-    for name in actors_of(run):
-        if name.startswith(store_name(run, "")):
-            with contextlib.suppress(ValueError):
-                ray.get_actor(name, namespace=NAMESPACE).pulse.remote(-1, ())
+    for store in stores_of(run).values():
+        store.pulse.remote(-1, ())
 
 
 async def ask_the_living(run: str, epoch: int, record: RunState) -> Living:

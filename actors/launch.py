@@ -10,12 +10,12 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from actors.adoption import actors_of
+from actors.adoption import end_all_of, stores_of
 from actors.cluster_view import head_pin
 from actors.controller import ControllerActor
 from actors.controller_spec import ControllerSpec
 from actors.entry import EntryPoint
-from actors.names import NAMESPACE, controller_name, store_name
+from actors.names import NAMESPACE, controller_name
 from actors.watch import kill
 from elastic.config import RunConfig, ScalingConfig
 from elastic.errors import ClusterError, ElasticError, InternalError
@@ -52,12 +52,7 @@ class RunHandle:
     def prints(self, cursors: dict[str, dict[str, int]]) -> list[Line]:
         """Lines that ranks printed after ``cursors`` (by node; changed in place), read from the nodes' stores; those of
         a node that is lost are lost with it."""
-        stores = [name for name in actors_of(self.name) if name.startswith(store_name(self.name, ""))]
-        calls = {}
-        for name in stores:
-            with contextlib.suppress(ValueError):  # it ended meanwhile
-                store = ray.get_actor(name, namespace=NAMESPACE)
-                calls[name] = store.read_prints.remote(cursors.get(name, {}))
+        calls = {name: store.read_prints.remote(cursors.get(name, {})) for name, store in stores_of(self.name).items()}
         found: list[Line] = []
         for name, call in calls.items():
             with contextlib.suppress(RayError, GetTimeoutError):
@@ -113,13 +108,9 @@ class RunHandle:
 
     def abandon(self) -> None:
         """End every process of the run now, without a snapshot; what was committed stays."""
-        prefix = controller_name(self.name).removesuffix("controller")
         kill(self.controller)
         with contextlib.suppress(RayError):
-            for actor in ray.util.list_named_actors(all_namespaces=True):
-                if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix):
-                    with contextlib.suppress(ValueError):
-                        kill(ray.get_actor(actor["name"], namespace=NAMESPACE))
+            end_all_of(self.name)
 
     def _ask(self, answer: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         try:
