@@ -37,7 +37,7 @@ from elastic.snapshot.seal import digest_chunks, seal, table_digest
 from elastic.snapshot.sources import Chunk, Copy, Serve, ServedCopy, VerifiedSource
 from elastic.snapshot.uploader import upload_shares
 from elastic.snapshot.weights_only import weights_table
-from elastic.storage.blob_store import BlobStore, Buffer
+from elastic.storage.blob_store import BlobStore
 
 Place = Callable[[bytes, int], memoryview]
 
@@ -131,19 +131,6 @@ class NodeTier:
             raise SnapshotError(f"the share of rank {rank} is not held on this node", f"attempt {attempt}")
         data = self.arena.view(share.slot)[: share.header.used_bytes]
         return share.header.to_bytes(), data.data.toreadonly()
-
-    def accept_share(self, attempt: str, rank: int, header: bytes, data: Buffer | Sequence[Buffer]) -> ShareReport:
-        """Hold a replica of a peer's share, whose bytes are ``data``, whole or in parts. See ``receive_share``."""
-        parts = [data] if isinstance(data, (bytes, bytearray, memoryview)) else data
-
-        def fill(place: Place) -> None:
-            view, at = np.frombuffer(place(header, sum(memoryview(part).nbytes for part in parts)), np.uint8), 0
-            for part in parts:
-                source = np.frombuffer(part, np.uint8)
-                np.copyto(view[at : at + len(source)], source)
-                at += len(source)
-
-        return self.receive_share(attempt, rank, fill)
 
     def receive_share(self, attempt: str, rank: int, fill: Callable[[Place], None]) -> ShareReport:
         """Hold a replica of a peer's share; every chunk is checked after it has arrived in the arena.

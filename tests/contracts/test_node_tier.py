@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.made_snapshots import SnapshotMaker
+from support.replicas import accept_share
 
 from elastic.errors import CommitRefused, ConfigError, CorruptSnapshot, InternalError, SnapshotError, StorageError
 from elastic.snapshot.arena import ArenaPool, sweep_arenas
@@ -225,7 +226,7 @@ def test_a_replica_that_comes_after_its_attempt_was_given_up_is_refused(maker: S
     peer.abandon(attempt)
     free = peer.arena.free_slots
     with pytest.raises(SnapshotError, match="given up"):
-        peer.accept_share(attempt, 0, header, data)
+        accept_share(peer, attempt, 0, header, data)
     with pytest.raises(SnapshotError, match="given up"):
         peer.open_attempt(attempt, {0: 10})
     with pytest.raises(SnapshotError, match="given up"):
@@ -309,14 +310,14 @@ def test_an_unknown_checksum_is_refused_at_the_start(tmp_path: Path) -> None:
 def replicate(maker: SnapshotMaker, peer: NodeTier, attempt: str) -> None:
     for rank in sorted(maker.tier.held()[attempt]):
         header, data = maker.tier.export_share(attempt, rank)
-        peer.accept_share(attempt, rank, header, data)
+        accept_share(peer, attempt, rank, header, data)
 
 
 def test_a_replica_is_the_share_and_survives_the_node(maker: SnapshotMaker, peer: NodeTier) -> None:
     attempt, reports = maker.take(1)
     header, data = maker.tier.export_share(attempt, 0)
     half = len(data) // 2
-    report = peer.accept_share(attempt, 0, header, [data[:half], data[half:]])
+    report = accept_share(peer, attempt, 0, header, [data[:half], data[half:]])
     assert (report.digest, report.point) == (reports[0].digest, reports[0].point)
     replicate(maker, peer, attempt)
     table = maker.tier.index(attempt).table
@@ -341,7 +342,7 @@ def test_a_replica_that_is_damaged_on_the_way_is_not_held(maker: SnapshotMaker, 
         data = data[:-1] if what == "short" else data + b"\0"
     free = peer.arena.free_slots
     with pytest.raises((CorruptSnapshot, ValueError)):
-        peer.accept_share(attempt, 0, bytes(head), data)
+        accept_share(peer, attempt, 0, bytes(head), data)
     assert peer.arena.free_slots == free
     assert not peer.headers(attempt)
 
@@ -389,13 +390,13 @@ def test_replicas_may_come_late_or_twice_but_not_into_a_full_arena(maker: Snapsh
     attempt, _ = maker.take(1)
     header, data = maker.tier.export_share(attempt, 0)
     for _ in range(20):
-        peer.accept_share(attempt, 0, header, data)
+        accept_share(peer, attempt, 0, header, data)
     assert peer.arena.free_slots == len(peer.arena.slots) - 1
     while peer.arena.take(1) is not None:
         pass
     header, data = maker.tier.export_share(attempt, 1)
     with pytest.raises(SnapshotError, match="no free arena slot"):
-        peer.accept_share(attempt, 1, header, data)
+        accept_share(peer, attempt, 1, header, data)
 
 
 def test_threads_that_seal_commit_and_read_do_not_disturb_each_other(maker: SnapshotMaker) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from support.replicas import accept_share
 
 from elastic.protocol.shares import PointInTime
 from elastic.snapshot.capture import Attached
@@ -49,7 +50,7 @@ def take_snapshot_together(tier: NodeTier, attached: Attached, attempt: str) -> 
     sent: list[tuple[bytes, bytes]] = [(b"", b"")] * world_size
     dist.all_gather_object(sent, (header, bytes(data)))
     for other in others:
-        tier.accept_share(attempt, other, *sent[other])
+        accept_share(tier, attempt, other, *sent[other])
     tier.commit(attempt)
     index = tier.index(attempt)
     index.check_coverage()
