@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -34,9 +33,8 @@ from actors.notices import NoticeShell
 from actors.observer import Observer
 from actors.rank_orders import GenerationOrder, RankEvent, departure_of
 from actors.rendezvous import Rendezvous
-from actors.resume import give_up, how_to_restore, start_of, what_is_durable
-from actors.rounds import RoundShell
-from actors.uploads import Uploaded, UploadShell
+from actors.resume import how_to_restore, start_of, what_is_durable
+from actors.snapshot_shell import SnapshotShell
 from actors.watch import kill
 from elastic.clock import now, wall
 from elastic.errors import ElasticError, InternalError
@@ -47,11 +45,9 @@ from elastic.protocol.machine import Machine
 from elastic.protocol.membership import smallest
 from elastic.protocol.run_lifecycle import RunState
 from elastic.protocol.run_record import record_of
-from elastic.protocol.snapshot_round import COMMITTED, LIVE, RoundState
-from elastic.protocol.tiers import NodeSnapshot, RemoteSnapshot
 from elastic.result import Result
 from elastic.storage.blob_store import open_store
-from policies.online import Failed, Restored, Written
+from policies.online import Failed, Restored
 
 log = logging.getLogger("elastic.controller")
 
@@ -78,7 +74,6 @@ class Controller:
             "run", life.TABLE, RunState(spec.limits, target=spec.scaling.max_workers)
         )
         self.chronicle = Chronicle(self.name, spec.run.storage_path)
-        self.rounds = RoundShell(self._round_ended, self.before_commit)
         self.heartbeats = Heartbeats(
             self.name,
             spec.run.failures,
@@ -90,15 +85,19 @@ class Controller:
             own_stacks=lambda member: self.members.stacks_of(member),
         )
         self.members = Members(spec, self.post, self.rank_said, self.store_said, self.heartbeats)
-        self.uploads = UploadShell(
-            lambda: self.members.stores,
-            self._uploaded,
-            self._upload_failed,
-            self._metrics_of,
-            spec.run.snapshots,
-            spec.versions,
-        )
         self.cadence = Cadence(spec.run.snapshots, spec.scaling.min_workers, now(), self.journal.note)
+        self.snapshots = SnapshotShell(
+            spec,
+            self.store,
+            state=lambda: self.machine.state,
+            post=self.post,
+            alarm=self._alarm,
+            collect=lambda: self.observer.collect(),
+            members=self.members,
+            chronicle=self.chronicle,
+            cadence=self.cadence,
+            journal=self.journal,
+        )
         self.notices = NoticeShell(
             self.post, self.chronicle.boundary_takes_s, self.journal.note, spec.run.failures.notice_s
         )
@@ -107,8 +106,8 @@ class Controller:
             post=self.post,
             resources=spec.scaling.resources,
             members=self.members,
-            rounds=self.rounds,
-            uploads=self.uploads,
+            rounds=self.snapshots.rounds,
+            uploads=self.snapshots.uploads,
             chronicle=self.chronicle,
             cadence=self.cadence,
             journal=self.journal,
@@ -119,9 +118,6 @@ class Controller:
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = asyncio.Event()
-        self._node_commits = 0
-        self._journaled = (-1, 0)
-        """Generation and step of the newest commit whose ledger is in the journal."""
         self._heard: dict[int, asyncio.Future[None]] = {}
         """By the id of what a user asked: done when it is decided and written."""
         self._remembered: asyncio.Task[None] | None = None
@@ -204,7 +200,9 @@ class Controller:
     async def status(self) -> dict[str, Any]:
         """What a person wants to know of the run now; JSON-able."""
         await self._ready.wait()
-        return self.chronicle.status(self.machine.state, self.cadence, self.uploads.in_flight, self.journal.lag, now())
+        return self.chronicle.status(
+            self.machine.state, self.cadence, self.snapshots.uploads.in_flight, self.journal.lag, now()
+        )
 
     async def decisions(self, after: float) -> list[tuple[float, str]]:
         """What was decided after that moment (seconds since 1970), in sentences, as far back as it is remembered."""
@@ -299,13 +297,13 @@ class Controller:
         elif isinstance(command, life.Probe):
             self.members.probe(command.members)
         elif isinstance(command, life.StartRound):
-            self._start_round(command)
+            self.snapshots.start_round(command)
         elif isinstance(command, life.StartSalvage):
-            self._start_salvage(command)
+            self.snapshots.start_salvage(command)
         elif isinstance(command, life.CancelRound):
-            self.rounds.cancel(command.reason)
+            self.snapshots.rounds.cancel(command.reason)
         elif isinstance(command, life.EndRoundBeyond):
-            self.rounds.end_reached(command.step)
+            self.snapshots.rounds.end_reached(command.step)
         elif isinstance(command, life.CloseIncident):
             self._incident_over(command.incident)
         elif isinstance(command, life.CloseNotice):
@@ -313,9 +311,9 @@ class Controller:
         elif isinstance(command, life.Warn):
             self._alarm(command.text)
         elif isinstance(command, life.Quarantine):
-            self._spawn(self._quarantine(command))
+            self._spawn(self.snapshots.quarantine(command))
         elif isinstance(command, life.MakeDurable):
-            self._spawn(self._make_durable())
+            self._spawn(self.snapshots.make_durable())
         elif isinstance(command, life.EndRun):
             self._finish(command)
 
@@ -355,7 +353,7 @@ class Controller:
         if event.kind == "terminating":
             self.notices.sigterm(node, "")
         else:
-            self.rounds.store_said(event)
+            self.snapshots.rounds.store_said(event)
 
     def rank_said(self, member: str, event: RankEvent) -> None:
         """News of a rank, as events of the lifecycle."""
@@ -420,171 +418,11 @@ class Controller:
             self.cadence.observe(Failed(now(), failure))
             self.cadence.observe(Restored(now(), incident.rto_s, failure))
 
-    # --- snapshots -----------------------------------------------------------------------------------------------
-
-    def _start_round(self, command: life.StartRound) -> None:
-        state = self.machine.state
-        held = None
-        if command.purpose == "entry":
-            held = self.chronicle.entry_step
-        elif command.purpose == "final":
-            held = max(state.at_end.values())
-        self.rounds.start(
-            purpose=command.purpose,
-            stop=command.stop,
-            generation=state.generation,
-            ranks={
-                rank: self.members.ranks[name] for rank, name in enumerate(state.ranks) if name in self.members.ranks
-            },
-            nodes={rank: state.members[name].node for rank, name in enumerate(state.ranks)},
-            stores=self.members.stores,
-            peers=life.peers(state),
-            share_bytes=self.members.share_bytes(state),
-            held_step=held,
-            committed_step=self._covered(state.generation),
-            wanted_step=self.cadence.wanted_step if command.purpose == "periodic" else 0,
-            step_s=self.chronicle.step_s,
-            synchronous=self.spec.run.snapshots.synchronous,
-        )
-
-    def _start_salvage(self, command: life.StartSalvage) -> None:
-        """A round of what survivors kept: they are numbered among themselves, since the others are gone."""
-        state = self.machine.state
-        names = dict(enumerate(state.ranks[rank] for rank in command.ranks))
-        kept = [state.departures[rank] for rank in command.ranks]
-        share = max(d.live_bytes for d in kept) // len(kept) + max(d.live_slack_bytes for d in kept)
-        self.rounds.start(
-            purpose=LIVE,
-            stop=False,
-            generation=state.generation,
-            ranks={place: self.members.ranks[name] for place, name in names.items() if name in self.members.ranks},
-            nodes={place: state.members[name].node for place, name in names.items()},
-            stores=self.members.stores,
-            peers=life.peers(state),
-            share_bytes=dict.fromkeys(names, share),
-            held_step=command.step,
-            committed_step=self._covered(state.generation),
-            wanted_step=0,
-            step_s=self.chronicle.step_s,
-        )
-
-    def _covered(self, generation: int) -> int:
-        """Up to which step the journal has what the ranks of this generation consumed: they may forget it."""
-        return self._journaled[1] if self._journaled[0] == generation else 0
-
-    async def before_commit(self, state: RoundState) -> None:
-        """The ledger of the steps up to this snapshot is in the journal before the snapshot is readable."""
-        ledger = [row for rank in sorted(state.reports) for row in state.reports[rank].ledger]
-        self.journal.note(
-            "committed",
-            attempt=state.attempt,
-            step=state.step,
-            purpose=state.purpose,
-            generation=state.generation,
-            places={str(rank): list(nodes) for rank, nodes in state.places.items()},
-            ledger=ledger,
-        )
-        if await self.journal.flush():
-            self._journaled = state.generation, state.step
-
-    def _round_ended(self, state: RoundState) -> None:
-        at = now()
-        if state.phase != COMMITTED:
-            log.warning("snapshot attempt %s (%s) was given up: %s", state.attempt, state.purpose, state.reason)
-            self.journal.note("abandoned", attempt=state.attempt, purpose=state.purpose, reason=state.reason)
-            self.chronicle.abandoned(state)
-            self.post(
-                life.RoundAbandoned(at, state.generation, state.purpose, state.reason, state.confirmed, state.refused)
-            )
-            return
-        report = self.chronicle.committed(state, at - self.rounds.started_at, at)
-        self._node_commits += 1
-        every = self.cadence.remote_every
-        # The live tier is taken in the middle of a recovery; the next round makes it durable.
-        due = state.purpose in ("entry", "final", "stop", "notice", "leave") or (
-            state.purpose != LIVE and self._node_commits % every == 0
-        )
-        synchronous = self.spec.run.snapshots.synchronous
-        uploading = self.uploads.committed(state, due=due or synchronous)
-        if synchronous and not uploading:
-            self.rounds.release(state.attempt, state.generation)
-        self.cadence.captured(at, state.step, report.stall_s, uploading)
-        self.journal.note("snapshot", **report.trace())
-        self.journal.note("write", seconds=report.drain_s, tier="node")
-        self.cadence.observe(Written(at, max(report.drain_s, 1e-6)))
-        self.post(
-            life.NodeCommitted(
-                at,
-                state.generation,
-                NodeSnapshot(state.attempt, state.step, state.places, live=state.purpose == LIVE),
-                state.purpose,
-            )
-        )
-
-    def _uploaded(self, uploaded: Uploaded) -> None:
-        ref, at = uploaded.ref, now()
-        if uploaded.weights_only:
-            self.journal.note(
-                "weights",
-                step=ref.step,
-                directory=ref.directory,
-                seconds=uploaded.seconds,
-                written_bytes=uploaded.written_bytes,
-            )
-            return
-        self.chronicle.durable(ref, uploaded.seconds, uploaded.parts_s, uploaded.written_bytes)
-        self.journal.note(
-            "durable",
-            attempt=ref.attempt,
-            step=ref.step,
-            directory=ref.directory,
-            seconds=uploaded.seconds,
-            parts_s=dict(uploaded.parts_s),
-            written_bytes=uploaded.written_bytes,
-            referenced_bytes=uploaded.referenced_bytes,
-        )
-        self.journal.note("write", seconds=uploaded.seconds, tier="remote")
-        self.cadence.observe(Written(at, uploaded.seconds, "remote"))
-        self._waited_for(ref.attempt)
-        self.post(life.RemoteCommitted(at, RemoteSnapshot(ref.attempt, ref.step)))
-
-    async def _metrics_of(self, step: int) -> Mapping[str, float]:
-        """What was reported in the step that ends at boundary ``step``; it may not have been collected yet."""
-        if step > self.chronicle.step:
-            await self.observer.collect()
-        return self.chronicle.metrics_of(step)
-
-    def _waited_for(self, attempt: str) -> None:
-        """Ranks that wait for a synchronous snapshot go on: it is durable, or it will not be and that was told."""
-        if self.spec.run.snapshots.synchronous:
-            self.rounds.release(attempt, self.machine.state.generation)
-
-    def _upload_failed(self, attempt: str, reason: str) -> None:
-        self._waited_for(attempt)
-        self._alarm(reason)
-
-    async def _quarantine(self, command: life.Quarantine) -> None:
-        """The decision is told first: a run that ends with it does not wait for the note to be written."""
-        step = command.snapshot.step
-        self._alarm(
-            f"the snapshot of step {step} failed to restore and is in quarantine until 'elastic snapshots verify "
-            f"{step} --deep' finds it whole: {command.reason}"
-        )
-        self.uploads.distrust()
-        arguments = (self.store, self.name, command.snapshot.attempt, command.reason)
-        try:
-            await asyncio.get_running_loop().run_in_executor(None, give_up, *arguments)
-        except ElasticError as error:
-            self._alarm(f"the quarantine of step {step} could not be noted in storage: {error}")
-
     def _alarm(self, text: str) -> None:
         """Something that a person should see."""
         log.warning("%s", text)
         self.journal.note("alarm", reason=text)
         self.chronicle.alarm(text)
-
-    async def _make_durable(self) -> None:
-        self.post(life.UploadsIdle(now(), await self.uploads.finish()))
 
     # --- timers --------------------------------------------------------------------------------------------------
 

@@ -58,13 +58,13 @@ async def take_over(controller: Controller) -> None:
     controller.machine = Machine("run", life.TABLE, adopted.state)
     controller.journal.generation = adopted.state.generation
     _hold_on_to(controller, living, adopted)
-    controller.rounds.know(_by_place(controller, adopted), controller.members.stores)
+    controller.snapshots.rounds.know(_by_place(controller, adopted), controller.members.stores)
     _account_for(controller, living, adopted)
     await _finish_the_commit(controller, past, adopted)
     _let_go(controller, adopted)
     _go_on_uploading(controller, durable, adopted)
     if adopted.round is not None:
-        controller.rounds.resume(adopted.round, adopted.sealed)
+        controller.snapshots.rounds.resume(adopted.round, adopted.sealed)
     await controller.make_rendezvous()
     # Steps that nobody has written down yet are asked for before a new generation makes the rank forget them.
     await asyncio.gather(controller.meet(), controller.observer.collect())
@@ -139,7 +139,7 @@ async def _finish_the_commit(controller: Controller, past: Predecessor, adopted:
     if committed is None:
         return
     if committed.attempt not in past.decided:
-        await controller.before_commit(committed)
+        await controller.snapshots.before_commit(committed)
     await commit_everywhere(controller.members.stores, committed.attempt)
 
 
@@ -160,7 +160,7 @@ def _go_on_uploading(controller: Controller, durable: Durable, adopted: Adopted)
     there = any(snapshot.attempt == committed.attempt for snapshot in durable.snapshots)
     whole = all(committed.places.values())
     if whole:
-        controller.uploads.adopt(committed, there)
+        controller.snapshots.uploads.adopt(committed, there)
     if there or not whole:
         for rank in controller.members.ranks.values():
             rank.release.remote(committed.generation, committed.attempt)

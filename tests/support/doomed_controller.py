@@ -18,7 +18,8 @@ def doomed(point: str, after: int = 0) -> type:
         def __init__(self, spec: Any) -> None:
             super().__init__(spec)
             self.plan = FaultPlan(0, [Rule(point, Fault.CRASH, after=after)])
-            do, write = self.rounds._do, self.uploads._write
+            rounds, uploads = self.snapshots.rounds, self.snapshots.uploads
+            do, write, commit = rounds._do, uploads._write, rounds._before_commit
 
             def watched_do(state: Any, command: Any) -> None:
                 self.at(f"before {type(command).__name__} of {state.purpose}")
@@ -31,7 +32,13 @@ def doomed(point: str, after: int = 0) -> type:
                 self.at("during an upload")
                 return await writing
 
-            self.rounds._do, self.uploads._write = watched_do, watched_write  # type: ignore[method-assign]
+            async def watched_commit(state: Any) -> None:
+                self.at(f"before the commit of {state.purpose} is in the journal")
+                await commit(state)
+                self.at(f"after the commit of {state.purpose} is in the journal")
+
+            rounds._do, uploads._write = watched_do, watched_write  # type: ignore[method-assign]
+            rounds._before_commit = watched_commit
 
         def at(self, where: str) -> None:
             if not self._successor and self.plan.at(where):
@@ -41,10 +48,5 @@ def doomed(point: str, after: int = 0) -> type:
             self.at(f"before {type(command).__name__}")
             super().perform(command)
             self.at(f"after {type(command).__name__}")
-
-        async def before_commit(self, state: Any) -> None:
-            self.at(f"before the commit of {state.purpose} is in the journal")
-            await super().before_commit(state)
-            self.at(f"after the commit of {state.purpose} is in the journal")
 
     return Doomed
