@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import inspect
 import os
 import queue
 import threading
@@ -46,7 +45,7 @@ from elastic.gate import BoundaryGate, Interrupted
 from elastic.mesh_identity import set_mesh_generation
 from elastic.progress import BUILDING, FORMING, IDLE, Progress
 from elastic.protocol.shares import StagedShare
-from elastic.run import BUILD_STEP, Run, RunContext, Stopped, set_current_run
+from elastic.run import BUILD_STEP, Run, RunContext, Stopped, call_train_function, set_current_run
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.live_tier import Salvage
 from elastic.snapshot.restore import ChunkSource, RestoreReport
@@ -222,7 +221,7 @@ class TrainThread:
             run = self.run = Run(context, _Link(self, order), gate, self.progress)
             set_current_run(run)
             seed_everything(self.spec.seed, BUILD_STEP, {})
-            self._call()
+            call_train_function(self._entry, self.spec.config)
             run.check_attached()
             self._take_metrics()
             return RankEvent("departed", order.generation, gate.step, cause="finished")
@@ -241,17 +240,6 @@ class TrainThread:
             if event is not None:
                 self._leave_group()
         return event
-
-    def _call(self) -> None:
-        """Call the train function: with its config, or an empty one, if it takes an argument."""
-        try:
-            takes = len(inspect.signature(self._entry).parameters)
-        except ValueError:  # a builtin without a signature
-            takes = 1
-        if takes:
-            self._entry(self.spec.config if self.spec.config is not None else {})
-        else:
-            self._entry()
 
     def _form(self, order: GenerationOrder, gate: BoundaryGate) -> None:
         """Meet the other ranks under the generation's prefix, then form the process group."""

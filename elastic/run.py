@@ -6,6 +6,7 @@ yet drawn. Asking for the next batch *is* the boundary, so state is captured the
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -498,3 +499,15 @@ def set_current_run(run: Run | None) -> None:
     """For the rank: what ``current_run`` gives from now on."""
     global _current
     _current = run
+
+
+def call_train_function(function: Callable[..., Any], config: Any) -> None:
+    """For the rank: call the train function with its config, or an empty one, if it takes an argument."""
+    try:
+        takes = len(inspect.signature(function).parameters)
+    except ValueError:  # a builtin without a signature
+        takes = 1
+    if takes:
+        function(config if config is not None else {})
+    else:
+        function()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ from elastic.config import VERSIONS_ACCEPTED, RestoreConfig
 from elastic.errors import ConfigError
 from elastic.mesh import Mesh
 from elastic.resume_check.probed_run import ProbedRun, ProbeGate
-from elastic.run import BUILD_STEP, RunContext, Stopped, set_current_run
+from elastic.run import BUILD_STEP, RunContext, Stopped, call_train_function, set_current_run
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.reader import SnapshotCatalog
 from elastic.snapshot.restore import ChunkSource, RestoreReport
@@ -72,10 +71,7 @@ def check(spec: dict[str, Any], rank: int, directory: Path) -> dict[str, Any]:
     set_current_run(run)
     seed_everything(spec["seed"], BUILD_STEP, {})
     try:
-        if inspect.signature(function).parameters:
-            function(spec["config"] if spec["config"] is not None else {})
-        else:
-            function()
+        call_train_function(function, spec["config"])
         run.check_attached()
     except Stopped:
         pass
