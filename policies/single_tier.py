@@ -91,7 +91,13 @@ def efficiency(
     exponent = (interval_s + cost_s) / mtbf_s
     if exponent + restart_s / mtbf_s > _EXPONENT_LIMIT:
         return 0.0
-    return interval_s / ((mtbf_s + downtime_s) * math.exp(restart_s / mtbf_s) * math.expm1(exponent))
+    useful = interval_s / (interval_s + cost_s)
+    return useful / ((1 + downtime_s / mtbf_s) * math.exp(restart_s / mtbf_s) * _stretch(exponent))
+
+
+def _stretch(exponent: float) -> float:
+    """``(e^x - 1) / x``, which is 1 at 0: nothing is divided by an ``e^x - 1`` too small for that."""
+    return math.expm1(exponent) / exponent if exponent else 1.0
 
 
 def budget(cost_s: float, share: float) -> float:
@@ -125,20 +131,18 @@ def lost_time(
     failure threw away of work or of a save is rework; latency is what the wait for durability adds to it.
     """
 
+    segment = interval_s + cost_s
+    without_restart = segment * _stretch(min(segment / mtbf_s, _EXPONENT_LIMIT))
+
     def wall_per_segment(restart: float) -> float:
-        return (
-            (mtbf_s + downtime_s)
-            * math.exp(min(restart / mtbf_s, _EXPONENT_LIMIT))
-            * math.expm1(min((interval_s + cost_s) / mtbf_s, _EXPONENT_LIMIT))
-        )
+        return (1 + downtime_s / mtbf_s) * math.exp(min(restart / mtbf_s, _EXPONENT_LIMIT)) * without_restart
 
     wall = wall_per_segment(restart_s + latency_s)
     without_latency = wall_per_segment(restart_s)
-    without_restart = mtbf_s * math.expm1(min((interval_s + cost_s) / mtbf_s, _EXPONENT_LIMIT))
     return LostTime(
         useful=interval_s / wall,
         save=cost_s / wall,
-        rework=(without_restart - interval_s - cost_s) / wall,
+        rework=(without_restart - segment) / wall,
         restart=(without_latency - without_restart) / wall,
         latency=(wall - without_latency) / wall,
     )
@@ -185,10 +189,12 @@ def efficiency_unreliable(
     """Efficiency when a save turns out usable with probability ``usable``, independently; else the one before."""
     if interval_s <= 0:
         return 0.0
-    survive = math.exp(-(interval_s + cost_s) / mtbf_s)
+    exponent = (interval_s + cost_s) / mtbf_s
+    survive = math.exp(-exponent)
     broken = 1 - usable
-    kept = survive / -math.expm1(-(interval_s + cost_s) / mtbf_s) - broken * survive / (1 - broken * survive)
-    return interval_s / (mtbf_s + downtime_s) * math.exp(-restart_s / mtbf_s) * kept
+    # Times x, so that the first term, survive / (1 - survive), stays finite as x goes to 0.
+    kept = survive / _stretch(-exponent) - exponent * broken * survive / (1 - broken * survive)
+    return interval_s / (interval_s + cost_s) / (1 + downtime_s / mtbf_s) * math.exp(-restart_s / mtbf_s) * kept
 
 
 def exact_unreliable(cost_s: float, mtbf_s: float, usable: float) -> float:

@@ -64,6 +64,18 @@ def test_a_save_that_costs_a_thousand_mtbfs_leaves_one_mtbf():
     assert exact(1000.0, 1.0) == 1.0
 
 
+def test_an_interval_at_the_edge_of_what_a_number_holds_is_worth_its_share_of_useful_time():
+    least = 5e-324
+    assert efficiency(least, cost_s=0.0, mtbf_s=100.0) == 1.0
+    assert efficiency(least, cost_s=least, mtbf_s=100.0, downtime_s=100.0) == 0.25
+    assert efficiency_unreliable(least, usable=0.5, cost_s=0.0, mtbf_s=100.0) == 1.0
+    assert lost_time(least, cost_s=0.0, mtbf_s=100.0).useful == 1.0
+
+
+def test_a_save_far_above_the_mtbf_that_may_be_broken_too_is_worth_nothing():
+    assert efficiency_unreliable(1.0, usable=0.5, cost_s=1000.0, mtbf_s=1.0) == 0.0
+
+
 @pytest.mark.parametrize("row", GOLDENS["finite"], ids=lambda row: f"T{row['Ts']}-M{row['M']}")
 def test_a_finite_job_is_cut_into_the_golden_number_of_segments(row):
     plan = finite_job(row["Ts"], cost_s=row["C"], mtbf_s=row["M"], restart_s=row["R"])
