@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ray
+
+from actors.raylets import Raylet
 
 HEAD_RESOURCE = "node:__internal_head__"
 DOMAIN_LABEL = "elastic.domain"
@@ -19,13 +22,21 @@ def draining_nodes() -> dict[str, float]:
     return {node: until / 1000.0 for node, until in state.get_draining_nodes().items()}
 
 
-def living_nodes(resources: Mapping[str, float], drains: Collection[str] = ()) -> dict[str, tuple[int, str]]:
-    """For each living node: how many ranks of ``resources`` it can carry, none if it drains, and its domain.
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The living nodes: how many ranks each can carry and its domain, and where its raylet is."""
+
+    nodes: dict[str, tuple[int, str]]
+    raylets: dict[str, Raylet]
+
+
+def cluster_view(resources: Mapping[str, float], drains: Collection[str] = ()) -> ClusterView:
+    """What Ray knows now. A node can carry no ranks of ``resources`` if it drains.
 
     Counts the node's whole resources: a rank that does not get its place because others hold it starts too late and
     is placed again elsewhere.
     """
-    found = {}
+    found, raylets = {}, {}
     for node in ray.nodes():
         if not node["Alive"]:
             continue
@@ -33,7 +44,8 @@ def living_nodes(resources: Mapping[str, float], drains: Collection[str] = ()) -
         capacity = min((int(have.get(name, 0.0) / amount + 1e-9) for name, amount in resources.items()), default=0)
         labels: Mapping[str, str] = node.get("Labels") or {}
         found[node["NodeID"]] = (0 if node["NodeID"] in drains else capacity, labels.get(DOMAIN_LABEL, ""))
-    return found
+        raylets[node["NodeID"]] = (node["NodeManagerAddress"], node["NodeManagerPort"])
+    return ClusterView(found, raylets)
 
 
 def head_pin() -> dict[str, float]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ray
+from ray.exceptions import RpcError
 
 import elastic
 from actors.names import NAMESPACE
@@ -22,6 +23,11 @@ from elastic.errors import ClusterError
 
 QUIET: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
 CONNECT_TIMEOUT_S = 5.0
+_HTTP2_FRAME_BYTES = 9
+"""Of the header of a frame: length, type (the fourth byte), flags, stream."""
+_HTTP2_SETTINGS = 4
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _HTTP2_SETTINGS, 0, 0, 0, 0, 0))
+"""The first words of a client (RFC 9113, 3.4), and settings that are empty."""
 OUR_PACKAGES = ("elastic", "actors", "policies")
 NEVER_SHIPPED = (".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 
@@ -35,6 +41,7 @@ def connect(address: str, runtime_env: Mapping[str, Any] | None = None) -> None:
             raise ClusterError("no cluster is running on this machine", "name the cluster with --address")
         address = found[0]
     _check_answers(address)
+    _check_is_head(address)
     try:
         ray.init(address=address, runtime_env=env, **QUIET)
     except Exception as error:  # Ray raises a dozen types here, some of them bare
@@ -67,17 +74,48 @@ def answers(address: str) -> bool:
 
 
 def _check_answers(address: str) -> None:
-    """Ray itself asks a dead address again for a quarter of an hour."""
+    """Ray itself asks a dead address again for a quarter of an hour, and one of something else for a minute."""
     host, _, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
     if not port.isdigit():
         raise ClusterError(f"{address!r} is no address of a cluster", "use HOST:PORT, or auto")
     try:
-        socket.create_connection((host.strip("[]") or "localhost", int(port)), CONNECT_TIMEOUT_S).close()
+        with socket.create_connection((host.strip("[]") or "localhost", int(port)), CONNECT_TIMEOUT_S) as server:
+            speaks = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true") or _speaks_http2(server)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ClusterError(
             f"no cluster answers at {address!r} ({reason})", "check the address, and that the cluster is up"
         ) from None
+    if not speaks:
+        raise _not_the_head(address)
+
+
+def _check_is_head(address: str) -> None:
+    """Other ports of Ray's speak gRPC too; there Ray's own client tries again for a while."""
+    from ray._raylet import GRPC_STATUS_CODE_UNIMPLEMENTED, InnerGcsClient  # there is no public way to ask once
+
+    if "://" in address:
+        return
+    try:
+        InnerGcsClient.standalone(address, None, int(CONNECT_TIMEOUT_S * 1000))
+    except RpcError as error:
+        if error.rpc_code == GRPC_STATUS_CODE_UNIMPLEMENTED:
+            raise _not_the_head(address) from None
+
+
+def _not_the_head(address: str) -> ClusterError:
+    return ClusterError(
+        f"what listens at {address!r} is not the head of a cluster",
+        "use the port that ray start --head prints, 6379 by default",
+    )
+
+
+def _speaks_http2(server: socket.socket) -> bool:
+    """Whether the server answers as gRPC does, which Ray speaks: to the first words with its own settings."""
+    server.sendall(_HTTP2_PREFACE)
+    with contextlib.suppress(OSError):
+        return len(header := server.recv(_HTTP2_FRAME_BYTES, socket.MSG_WAITALL)) > 3 and header[3] == _HTTP2_SETTINGS
+    return False
 
 
 def start_local(num_cpus: int, resources: Mapping[str, float]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
@@ -23,6 +23,7 @@ from actors.names import NAMESPACE, member_name, store_name
 from actors.node_store import NodeStoreActor, StoreEvent, StoreSpec, arena_path, versions
 from actors.rank import RankActor
 from actors.rank_orders import RankEvent, RankSpec
+from actors.raylets import Raylet, refuses
 from actors.watch import answers, kill, watch
 from elastic.clock import now
 from elastic.errors import ClusterError, ElasticError
@@ -52,6 +53,8 @@ class Members:
         self._heartbeats = heartbeats
         self.stores: dict[str, Any] = {}
         self.ranks: dict[str, Any] = {}
+        self.raylets: Mapping[str, Raylet] = {}
+        """Of the living nodes, as Ray knows them."""
         self.rendezvous_known = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._nodes: dict[str, str] = {}
@@ -113,7 +116,14 @@ class Members:
         """Deliver the store's news until it dies or is silent for too long: why, and the seconds of its silence."""
         probe_s = self._spec.run.failures.probe_timeout_s
         watching = asyncio.ensure_future(
-            watch(actor, lambda event: self._on_store(node, event), actor.ping.remote, probe_s, after)
+            watch(
+                actor,
+                lambda event: self._on_store(node, event),
+                actor.ping.remote,
+                probe_s,
+                lambda: self._dead(node),
+                after,
+            )
         )
         following = asyncio.ensure_future(self._heartbeats.follow(node, actor))
         try:
@@ -203,7 +213,15 @@ class Members:
     async def _watch_rank(self, member: str, after: int) -> None:
         actor = self.ranks[member]
         probe_s = self._spec.run.failures.probe_timeout_s
-        death = await watch(actor, lambda event: self._on_rank(member, event), actor.status.remote, probe_s, after)
+        node = self._nodes[member]
+        death = await watch(
+            actor,
+            lambda event: self._on_rank(member, event),
+            actor.status.remote,
+            probe_s,
+            lambda: self._dead(node),
+            after,
+        )
         self.ranks.pop(member, None)
         kill(actor)
         await self._lost(member, death)
@@ -238,13 +256,18 @@ class Members:
         actor = self.stores.get(node)
         if actor is None:
             return True
-        if await answers(actor.ping.remote, self._spec.run.failures.probe_timeout_s):
+        if await answers(actor.ping.remote, self._spec.run.failures.probe_timeout_s, self._dead(node)):
             return True
         if self.stores.pop(node, None) is not None:
             self._drop(f"store {node}")
             kill(actor)
             self._post(life.StoreLost(now(), node, f"the store of node {node[:12]} does not answer"))
         return False
+
+    async def _dead(self, node: str) -> bool:
+        """Whether the node is found to be dead, by its raylet's port."""
+        raylet = self.raylets.get(node)
+        return raylet is not None and await refuses(raylet, self._spec.run.failures.probe_timeout_s)
 
     def interrupt(self, names: Iterable[str], generation: int) -> None:
         """Ask ranks to leave the train function."""
@@ -280,7 +303,8 @@ class Members:
             return
         timeout = self._spec.run.failures.probe_timeout_s
         rank_lives, store_lives = await asyncio.gather(
-            answers(actor.status.remote, timeout), self._store_answers(self._nodes[name])
+            answers(actor.status.remote, timeout, self._dead(self._nodes[name])),
+            self._store_answers(self._nodes[name]),
         )
         if store_lives and not rank_lives and self.ranks.pop(name, None) is not None:
             self._drop(f"rank {name}")

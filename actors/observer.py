@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from actors.cadence import Cadence
 from actors.calls import answer
 from actors.chronicle import Chronicle
-from actors.cluster_view import draining_nodes, living_nodes
+from actors.cluster_view import cluster_view, draining_nodes
 from actors.journal_writer import JournalWriter
 from actors.members import Members
 from actors.notices import NoticeShell
@@ -66,8 +66,9 @@ class Observer:
         while True:
             with contextlib.suppress(RayError, ConnectionError):
                 drains = await loop.run_in_executor(None, draining_nodes)
-                seen = await loop.run_in_executor(None, living_nodes, self._resources, drains)
-                if seen != self._seen:
+                view = await loop.run_in_executor(None, cluster_view, self._resources, drains)
+                self._members.raylets = view.raylets
+                if (seen := view.nodes) != self._seen:
                     self._seen = seen
                     self._post(life.ClusterSeen(now(), seen))
                 self._notices.drains({node: until for node, until in drains.items() if node in seen})

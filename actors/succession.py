@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from actors.adoption import Living, ask_the_living, keep_in_the_run
-from actors.cluster_view import living_nodes
+from actors.cluster_view import cluster_view
 from actors.resume import Durable, Predecessor, predecessor, what_is_durable
 from actors.rounds import commit_everywhere
 from actors.watch import kill
@@ -51,8 +51,9 @@ async def take_over(controller: Controller) -> None:
         return
     await controller.take_office(max(durable.generation, record.generation), epoch, "adopted")
     living = await ask_the_living(controller.name, epoch, record)
-    view = await asyncio.get_running_loop().run_in_executor(None, living_nodes, controller.spec.scaling.resources)
-    facts = Facts(record, past.decided, view, living.store_facts, living.rank_facts, durable.snapshots)
+    view = await asyncio.get_running_loop().run_in_executor(None, cluster_view, controller.spec.scaling.resources)
+    controller.members.raylets = view.raylets
+    facts = Facts(record, past.decided, view.nodes, living.store_facts, living.rank_facts, durable.snapshots)
     adopted = adopt(facts, now())
     log.info("took over in %.3f s: %s", now() - began, adopted.commands)
     controller.machine = Machine("run", life.TABLE, adopted.state)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
@@ -23,10 +23,15 @@ PROBES = 2
 
 
 async def watch(
-    actor: Any, on_event: Callable[[Any], None], probe: Callable[[], Any], probe_timeout_s: float, after: int = 0
+    actor: Any,
+    on_event: Callable[[Any], None],
+    probe: Callable[[], Any],
+    probe_timeout_s: float,
+    node_dead: Callable[[], Awaitable[bool]],
+    after: int = 0,
 ) -> Death:
     """Deliver the actor's news, from number ``after`` on, until it dies; returns why. ``probe`` makes the call that
-    proves life."""
+    proves life, ``node_dead`` see ``answers``."""
     while True:
         try:
             following, events = await actor.poll.remote(after, POLL_S)
@@ -34,18 +39,31 @@ async def watch(
                 on_event(event)
             after = following
         except ActorUnavailableError as error:
-            if not await answers(probe, probe_timeout_s):
+            if not await answers(probe, probe_timeout_s, node_dead()):
                 return Death(f"it does not answer ({first_line(error)})")
         except RayError as error:
             end_if_superseded(error)
             return death_of(error)
 
 
-async def answers(probe: Callable[[], Any], timeout_s: float, tries: int = PROBES) -> bool:
-    """Whether the actor answers one of ``tries`` probes within ``timeout_s`` all together."""
-    for _ in range(tries):
+async def answers(probe: Callable[[], Any], timeout_s: float, node_dead: Awaitable[bool]) -> bool:
+    """Whether the actor answers a probe within ``timeout_s``; at once not if its node is found to be dead meanwhile."""
+    asked = asyncio.ensure_future(_answers(probe, timeout_s))
+    looking = asyncio.ensure_future(node_dead)
+    try:
+        await asyncio.wait({asked, looking}, return_when=asyncio.FIRST_COMPLETED)
+        if looking.done() and looking.result():
+            return False
+        return await asked
+    finally:
+        asked.cancel()
+        looking.cancel()
+
+
+async def _answers(probe: Callable[[], Any], timeout_s: float) -> bool:
+    for _ in range(PROBES):
         try:
-            await asyncio.wait_for(asyncio.wrap_future(probe().future()), timeout_s / tries)
+            await asyncio.wait_for(asyncio.wrap_future(probe().future()), timeout_s / PROBES)
             return True
         except (RayError, asyncio.TimeoutError):
             continue

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from support.cluster import JOBS, TestCluster
 from support.command import arenas, run, started
 
@@ -58,6 +59,16 @@ def test_a_run_on_a_cluster_is_watched_resized_stopped_and_resumed(
     assert again.answer["status"] == "finished"
     assert again.answer["step"] == reached + 3
     assert again.answer["generations"][0]["restored_step"] == reached
+
+
+def test_another_port_of_the_cluster_is_refused_in_one_sentence(
+    cluster: TestCluster, project: Path, tmp_path: Path
+) -> None:
+    node = ray.nodes()[0]
+    raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+    code, refused = run(project, "run", "jobs.py:train", "--storage", str(tmp_path / "store"), "--address", raylet)
+    assert code == 6
+    assert f"error: what listens at '{raylet}' is not the head of a cluster; use the port" in refused.shown
 
 
 def test_the_first_ctrl_c_stops_a_local_run_with_a_snapshot_and_leaves_nothing(project: Path, tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def test_four_three_four_ranks_see_every_sample_of_the_epoch_once(
 ) -> None:
     cluster.ensure(4)
     config = {"samples": EPOCH, "batch": BATCH, "epochs": 1, "dropout": 0.0, "step_s": 0.25}
-    handle = trainer(name="elastic", config=config, workers=(2, 4), interval=1.0).start()
+    failures = {"probe_timeout_s": 10.0}
+    handle = trainer(name="elastic", config=config, workers=(2, 4), interval=1.0, failures=failures).start()
     status = when(handle, lambda s: s["step"] >= 12 and s["snapshots"] >= 2, 60, "step 12")
     victim = sorted(status["members"].items())[-1][1]["node"]
     killed_at = cluster.kill_node(victim, "elastic")
@@ -58,6 +59,7 @@ def test_four_three_four_ranks_see_every_sample_of_the_epoch_once(
     (incident,) = result.incidents
     assert (incident.kind, incident.rung) == ("node", "shrink")
     assert incident.rto_s <= 4.0
+    assert incident.split["detect_s"] < 3.0, "the raylet's port tells it before any limit is over"
     assert (incident.restored_from, incident.steps_lost) == ("live", 0), incident.not_live
     assert math.isclose(sum(incident.split.values()), incident.rto_s, abs_tol=1e-6)
     grow = next(snapshot for snapshot in result.snapshots if snapshot.purpose == "grow")
