@@ -43,7 +43,7 @@ def check_points(points: Mapping[int, PointInTime], where: str) -> PointInTime:
 
 def check_agreements(agreements: Mapping[int, Sequence[Agreement]], where: str) -> None:
     """Raise CommitRefused unless all ranks that hold a group of tensors planned from the same list of them: then their
-    shares tile each tensor. Names the first tensors that differ, and the ranks."""
+    shares tile each tensor. Also if two groups are the same tensors. Names the first of them, and the ranks."""
     told: dict[tuple[str, int], dict[str, list[int]]] = {}
     holders: dict[tuple[str, int], int] = {}
     for rank, said in sorted(agreements.items()):
@@ -61,6 +61,16 @@ def check_agreements(agreements: Mapping[int, Sequence[Agreement]], where: str) 
             where,
             "say with elastic.declare what is cut (cuts=...) or held by some ranks only (held_at=..., names=...)",
         )
+    holder: dict[str, str] = {}
+    for (held_at, _), (what,) in told.items():
+        if (other := holder.setdefault(what, held_at)) != held_at:
+            raise CommitRefused(
+                f"the ranks at {other or 'every place'} and those at {held_at or 'every place'} hold different parts "
+                f"of the model under the same names: {what}",
+                where,
+                "give them their names in the whole model, as elastic.declare(stage, held_at=..., names={'0': '8'}); "
+                "or say that both hold the same, as held_at={'pp': (0, 1)}",
+            )
 
 
 def _agree(values: Mapping[int, object], what: str, where: str) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from elastic.errors import StorageError
 from elastic.snapshot.checksum import algorithm_named
 from elastic.snapshot.chunk_table import ChunkTable
-from elastic.snapshot.sources import Chunk, Rows, verified
+from elastic.snapshot.sources import Chunk, Rows, Take, verified
 from elastic.storage.blob_store import BlobStore
 
 RANGE_BYTES = 8 << 20
@@ -51,10 +51,26 @@ class BlobCopy:
                     found[i] = chunk
         return found
 
+    def deliver(self, table: ChunkTable, rows: Rows, take: Take) -> npt.NDArray[np.bool_]:
+        """See ``DeliveringCopy.deliver``."""
+        good = np.zeros(len(rows), bool)
+        order, cuts = ranges(table, rows, self._store.range_bytes)
+
+        def read(cut: slice) -> None:
+            at = order[cut]
+            found = self._read_range(table, rows[at], mapped=True)
+            chunks = [chunk for chunk in found if chunk is not None]
+            good[at] = [chunk is not None for chunk in found]
+            take(at[good[at]], chunks)
+
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="read") as threads:
+            list(threads.map(read, cuts))
+        return good
+
     def fetch_into(self, table: ChunkTable, rows: Rows, targets: Sequence[memoryview]) -> npt.NDArray[np.bool_]:
         """See ``FillingCopy.fetch_into``. Neighbours in a pack are read in one go, wherever each of them goes."""
         good = np.zeros(len(rows), bool)
-        order, cuts = ranges(table, rows)
+        order, cuts = ranges(table, rows, self._store.range_bytes)
         starts, ends = table.byte_start[rows], table.byte_start[rows] + table.nbytes[rows]
         kind = algorithm_named(table.algorithm)
 
@@ -83,18 +99,27 @@ class BlobCopy:
             found += [self._gap[:gap], place] if gap else [place]
         return found
 
-    def _read_range(self, table: ChunkTable, rows: Rows) -> list[Chunk | None]:
-        """Rows of one pack, in the order of their bytes."""
+    def _read_range(self, table: ChunkTable, rows: Rows, mapped: bool = False) -> list[Chunk | None]:
+        """Rows of one pack, in the order of their bytes; ``mapped`` if they are not kept."""
         starts, lengths = table.byte_start[rows], table.nbytes[rows]
-        first = int(starts[0])
-        buffer = self._buffers.take(int((starts + lengths).max()) - first)
-        if not self._fill(table, int(rows[-1]), first, [buffer]):
-            if len(rows) == 1:
-                return [None]
-            # Cut short: what lies before the cut can still be had.
-            return [chunk for row in rows for chunk in self._read_range(table, np.array([row]))]
+        first, span = int(starts[0]), int((starts + lengths).max() - starts[0])
+        buffer = self._map(table, int(rows[-1]), first, span) if mapped else None
+        if buffer is None:
+            buffer = self._buffers.take(span)
+            if not self._fill(table, int(rows[-1]), first, [buffer]):
+                if len(rows) == 1:
+                    return [None]
+                # Cut short: what lies before the cut can still be had.
+                return [chunk for row in rows for chunk in self._read_range(table, np.array([row]))]
         ends = (starts - first + lengths).tolist()
         return verified(table, rows, [buffer[start:end] for start, end in zip((starts - first).tolist(), ends)], self)
+
+    def _map(self, table: ChunkTable, row: int, start: int, nbytes: int) -> memoryview | None:
+        """The bytes as they lie in memory, or None: then a read finds out what is wrong, if anything is."""
+        try:
+            return self._store.mapped(self._prefix + table.packs[table.pack_id[row]], start, nbytes)
+        except (KeyError, StorageError):
+            return None
 
     def _fill(self, table: ChunkTable, row: int, start: int, buffers: Sequence[memoryview]) -> bool:
         """Read from the pack of ``row``; False, with the reason noted, if it does not have so many bytes."""
@@ -135,7 +160,7 @@ class _Buffers:
             return made.data[:nbytes]
 
 
-def ranges(table: ChunkTable, rows: Rows) -> tuple[Rows, list[slice]]:
+def ranges(table: ChunkTable, rows: Rows, range_bytes: int = RANGE_BYTES) -> tuple[Rows, list[slice]]:
     """An order of ``rows`` by pack and byte, and slices of that order to be read in one go each."""
     starts, lengths, packs = table.byte_start[rows], table.nbytes[rows], table.pack_id[rows]
     order = np.lexsort(np.stack([starts, packs.astype(np.int64)]))
@@ -143,10 +168,10 @@ def ranges(table: ChunkTable, rows: Rows) -> tuple[Rows, list[slice]]:
         return order, []
     starts, ends, packs = starts[order], (starts + lengths)[order], packs[order]
     new = np.concatenate(([True], (packs[1:] != packs[:-1]) | (starts[1:] > ends[:-1] + GAP_BYTES)))
-    # Within each neighbourhood, cut where a multiple of RANGE_BYTES from its beginning is passed.
+    # Within each neighbourhood, cut where a multiple of range_bytes from its beginning is passed.
     heads = np.flatnonzero(new)
     origin = np.repeat(starts[heads], np.diff(np.append(heads, len(order))))
-    part = (starts - origin) // RANGE_BYTES
+    part = (starts - origin) // range_bytes
     new[1:] |= part[1:] != part[:-1]
     edges = [*np.flatnonzero(new).tolist(), len(order)]
     return order, [slice(start, stop) for start, stop in zip(edges, edges[1:])]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from elastic.errors import CommitRefused, StorageError
+from elastic.errors import CommitRefused, CorruptSnapshot, StorageError
 from elastic.protocol.commit import commit_check
 from elastic.protocol.shares import ShareReport
 from elastic.snapshot.checksum import digest_text
@@ -67,7 +67,11 @@ def commit_remote(
     if point != index.point or any(report.attempt != index.attempt for report in reports):
         raise CommitRefused("the reports are of another moment than the index", f"attempt {index.attempt}")
     _check_files(index, files)
-    index.check_coverage()
+    try:
+        index.check_coverage()
+    except CorruptSnapshot as error:
+        cure = "say what each rank holds with elastic.declare: cuts=..., held_at=..., and names of the whole model"
+        raise CommitRefused(error.what, f"attempt {index.attempt}", cure) from None
     check_replicas(index.objects, f"attempt {index.attempt}")
 
     prefix = attempt_prefix(run, index.step, index.snapshot_id, index.attempt)

@@ -72,7 +72,7 @@ def declare(
     for a declared name that the module does not have.
     """
     found = _Declaration(
-        {name: _checked_cuts(name, given) for name, given in (cuts or {}).items()},
+        {name: _checked_cuts(name, given) for name, given in _mapping_of_cuts(cuts or {}).items()},
         _checked_holders(held_at or {}),
         _renaming(names),
     )
@@ -127,7 +127,15 @@ class Declarations:
             raise CaptureError(f"cuts are declared of {names}, and no tensor has that name", where, "correct the name")
 
 
+def _mapping_of_cuts(cuts: object) -> Mapping[str, Mapping[Axes, int]]:
+    if not isinstance(cuts, Mapping):
+        raise ConfigError("cuts", cuts, "name tensors of the module and what cuts them, as {'weight': {'tp': 0}}")
+    return cuts
+
+
 def _checked_cuts(name: str, given: Mapping[Axes, int]) -> tuple[tuple[Axes, int], ...]:
+    if not isinstance(given, Mapping):
+        raise ConfigError("cuts", {name: given}, "name the axes that cut it and their dimensions, as {'tp': 0}")
     for axes, dim in given.items():
         for axis in (axes,) if isinstance(axes, str) else axes:
             if axis not in AXES:
@@ -140,6 +148,8 @@ def _checked_cuts(name: str, given: Mapping[Axes, int]) -> tuple[tuple[Axes, int
 def _checked_holders(
     held_at: Mapping[str, int | tuple[int, ...]],
 ) -> tuple[tuple[str, int | tuple[int, ...]], ...]:
+    if not isinstance(held_at, Mapping):
+        raise ConfigError("held_at", held_at, "name axes and their coordinates, as {'pp': 1}")
     found = []
     for axis, at in held_at.items():
         if axis not in AXES:
@@ -155,6 +165,8 @@ def _checked_holders(
 def _renaming(names: Names | None) -> Callable[[str], str] | None:
     if names is None or callable(names):
         return names
+    if not isinstance(names, Mapping):
+        raise ConfigError("names", names, "give a mapping of names, as {'0': '8'}, or a function of the name")
     given = dict(names)
 
     def rename(name: str) -> str:

@@ -24,6 +24,10 @@ SMALL_PIECE_BYTES = 64 << 10
 """Pieces smaller than this on average are copied by one thread where each takes a call: threads would wait for the
 interpreter lock more than they copy."""
 BORDER_BYTES = 4096
+_move_locked = ctypes.PyDLL(None).memmove
+"""Without letting go of the interpreter lock: to get it back would take longer than to copy a small piece."""
+_move_locked.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_move_locked.restype = ctypes.c_void_p
 
 Ints = npt.NDArray[np.int64]
 
@@ -65,8 +69,13 @@ def parts_for(pieces: Pieces, threads: int) -> list[Pieces]:
     return pieces.split(1 if small or pieces.nbytes < THREADED_BYTES else threads)
 
 
-def copy(parts: list[Pieces], destination: int, threads: Executor) -> None:
-    """Copy every part to the memory at the address ``destination``; the first of them by the caller's thread."""
+def copy(parts: list[Pieces], destination: int, threads: Executor | None) -> None:
+    """Copy every part to the memory at the address ``destination``; the first of them by the caller's thread, and all
+    of them if there are no others."""
+    if threads is None:
+        for part in parts:
+            _copy(part, destination)
+        return
     others = [threads.submit(_copy, part, destination) for part in parts[1:]]
     for part in parts[:1]:
         _copy(part, destination)
@@ -78,6 +87,7 @@ def _copy(part: Pieces, destination: int) -> None:
     if _stream_copy is not None:
         _stream_copy.copy(part.offsets + destination, part.addresses, part.sizes)
         return
+    move = _move_locked if part.nbytes < SMALL_PIECE_BYTES * len(part.sizes) else ctypes.memmove
     targets = (part.offsets + destination).tolist()
     for to, address, size in zip(targets, part.addresses.tolist(), part.sizes.tolist()):
-        ctypes.memmove(to, address, size)
+        move(to, address, size)

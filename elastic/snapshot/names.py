@@ -26,9 +26,10 @@ def check_distinct(names: Iterable[str], where: str) -> None:
     for name in names:
         if name in seen:
             raise CaptureError(
-                f"two tensors are called {name!r} once wrapper prefixes ({', '.join(sorted(WRAPPERS))}) are dropped",
+                f"two tensors are called {name!r} once wrapper prefixes ({', '.join(sorted(WRAPPERS))}) are dropped "
+                "and declared names are given",
                 where,
-                "rename one of the submodules",
+                "rename one of the submodules, or declare other names",
             )
         seen.add(name)
 

@@ -48,6 +48,21 @@ class FillingCopy(Copy, Protocol):
         ...
 
 
+Take = Callable[[Rows, Sequence[Chunk]], None]
+"""(numbers, parts): verified bytes of some of the rows that were asked for, valid until the call returns."""
+
+
+@runtime_checkable
+class DeliveringCopy(Copy, Protocol):
+    """A copy that hands out bytes as they come, while they are still near: nothing is held, nothing copied between."""
+
+    def deliver(self, table: ChunkTable, rows: Rows, take: Take) -> npt.NDArray[np.bool_]:
+        """``take`` is called, from several threads at once, with the rows that are good, a few at a time, by their
+        numbers in ``rows``, ascending if those are in the order of their packs and bytes. False where a chunk is not
+        good."""
+        ...
+
+
 @runtime_checkable
 class PlanningCopy(Copy, Protocol):
     """A copy that wants to know beforehand what will be read of it, and that stands for several places."""
@@ -87,10 +102,12 @@ class VerifiedSource:
 
     def read(self, table: ChunkTable, rows: npt.NDArray[Any]) -> list[Chunk]:
         """The verified bytes of these rows, in order. Raises CorruptSnapshot if no copy of a chunk is good."""
-        wanted = np.asarray(rows, np.int64)
+        return self._read(table, np.asarray(rows, np.int64), self.copies)
+
+    def _read(self, table: ChunkTable, wanted: Rows, copies: Sequence[Copy]) -> list[Chunk]:
         found: list[Chunk | None] = [None] * len(wanted)
         left = np.arange(len(wanted))
-        for copy in self.copies:
+        for copy in copies:
             if not len(left):
                 break
             got = copy.fetch(table, wanted[left])
@@ -118,17 +135,24 @@ class VerifiedSource:
             if isinstance(copy, PlanningCopy):
                 copy.announce(table, np.asarray(rows, np.int64), late)
 
-    def read_into(self, table: ChunkTable, rows: npt.NDArray[Any], targets: Sequence[memoryview]) -> None:
-        """As ``read``, with the bytes of each row in its target. Saves a copy where the first place can read straight
-        into memory; a chunk is then checked after it has arrived, so give memory that nothing lives on yet: after an
-        error it holds anything."""
-        wanted = np.asarray(rows, np.int64)
-        origin = self.fill(table, wanted, targets)
-        if len(lost := np.flatnonzero(origin < 0)):
-            raise self._no_good_copy(table, wanted[lost])
+    @property
+    def delivers(self) -> bool:
+        """Whether ``deliver`` can be called."""
+        return bool(self.copies) and isinstance(self.copies[0], DeliveringCopy)
+
+    def deliver(self, table: ChunkTable, rows: npt.NDArray[Any], take: Take) -> None:
+        """Each row to ``take`` once, as it comes; see ``DeliveringCopy.deliver``. Raises CorruptSnapshot if no copy of
+        a chunk is good."""
+        wanted, first = np.asarray(rows, np.int64), self.copies[0]
+        assert isinstance(first, DeliveringCopy)
+        good = first.deliver(table, wanted, take)
+        self._count(first, int(table.nbytes[wanted[good]].sum()))
+        if len(lost := np.flatnonzero(~good)):
+            take(lost, self._read(table, wanted[lost], self.copies[1:]))
 
     def fill(self, table: ChunkTable, rows: Rows, targets: Sequence[memoryview]) -> npt.NDArray[np.int8]:
-        """As ``read_into``; the place in ``copies`` that each row came from, -1 where no copy was good."""
+        """As ``read``, with the bytes of each row in its target, of its length. The place in ``copies`` that each row
+        came from; -1 where no copy was good: the target then holds anything."""
         origin = np.full(len(rows), -1, np.int8)
         left = np.arange(len(rows))
         for number, copy in enumerate(self.copies):

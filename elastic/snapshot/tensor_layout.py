@@ -131,7 +131,11 @@ def _as_declared(layout: Layout, declared: Declared, mesh: Mesh) -> Layout:
     spec, shape = layout.spec, list(layout.spec.shape)
     for axes, dim in declared.cuts:
         if not -len(shape) <= dim < len(shape):
-            raise CaptureError(f"a cut of dimension {dim} is declared of a tensor of shape {spec.shape}", spec.name)
+            raise CaptureError(
+                f"a cut of dimension {dim} is declared of a tensor of shape {spec.shape}",
+                spec.name,
+                f"name one of its dimensions, 0 to {len(shape) - 1}" if shape else "it has no dimension to cut",
+            )
         shape[dim] *= mesh.place(axes, {})[1]
     cuts = tuple((axes, dim % len(shape)) for axes, dim in declared.cuts if mesh.place(axes, {})[1] > 1)
     held_at = tuple((axis, at) for axis, at in declared.held_at if mesh.size(axis) > 1)
@@ -141,9 +145,17 @@ def _as_declared(layout: Layout, declared: Declared, mesh: Mesh) -> Layout:
     if len(set(used)) < len(used):
         twice = ", ".join(sorted({axis for axis in used if used.count(axis) > 1}))
         raise CaptureError(
-            f"axis {twice} of {mesh} says twice where the tensor lies ({whole.cuts}, {held_at})", spec.name
+            f"axis {twice} of {mesh} says twice where the tensor lies: {_told(whole)}",
+            spec.name,
+            "an axis either cuts a tensor or says who holds it, once",
         )
     return whole
+
+
+def _told(layout: Layout) -> str:
+    """What a layout says, in words."""
+    cuts = [f"{axes if isinstance(axes, str) else ' and '.join(axes)} cuts dimension {d}" for axes, d in layout.cuts]
+    return ", ".join([*cuts, *(f"held at {at} of {axis}" for axis, at in layout.held_at)])
 
 
 def _check_holder(name: str, declared: Declared, mesh: Mesh, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Chunks on their way into tensors: copied from the source's buffers, or read straight into a tensor's memory."""
+"""Chunks on their way into tensors: verified, then copied, each to all the places that want some of it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,14 @@ import torch
 from elastic.errors import InternalError
 from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.component import Target
+from elastic.snapshot.memory_copy import Pieces, parts_for
+from elastic.snapshot.memory_copy import copy as copy_pieces
 from elastic.snapshot.restore_plan import WINDOW_BYTES, Ints, RestorePlan, windows_of
 from elastic.snapshot.tensor_layout import bits
 
-THREADED_BYTES = 4 << 20
 STRIDE_BYTES = 16 << 20
 """Bytes of chunks that are read while as many are copied, where not all need to be held at once. Little, so that the
 same memory is used again and again: memory that is new costs its page faults, which is more than the read."""
-LOCKED_CHUNK_BYTES = 64 << 10
-"""Chunks of fewer bytes are copied without letting go of the interpreter lock: getting it back would take longer."""
-_memmove_locked = ctypes.PyDLL(None).memmove
-_memmove_locked.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_memmove_locked.restype = ctypes.c_void_p
-
 _MEMORY = memoryview((ctypes.c_ubyte * (1 << 56)).from_address(0)).cast("B")
 """All memory of this process, for views of runs of it: 20,000 of those are made faster than so many arrays."""
 
@@ -44,9 +39,9 @@ class ChunkSource(Protocol):
         Raises CorruptSnapshot naming tensor, chunk and file if no good copy is left. The parts stay valid for as long
         as they are referred to.
 
-        A source may also have ``read_into(table, rows, targets)``, which puts the bytes into ``targets`` and checks
-        them there (on an error those hold anything); ``mapped(table, rows)``, which tells whose bytes lie in mapped
-        memory and stay there; and ``announce(table, rows, late)``, which is told of everything else before it is read.
+        A source may also have ``deliver(table, rows, take)``, which hands out the bytes as they come, and says in
+        ``delivers`` whether it can; ``mapped(table, rows)``, which tells whose bytes lie in mapped memory and stay
+        there; and ``announce(table, rows, late)``, which is told of everything else before it is read.
         """
 
 
@@ -54,10 +49,10 @@ class Transfer:
     """The chunks of a plan on their way into their targets, at most two windows of them held besides.
 
     Nothing live is touched before everything has been verified, as far as that fits: first what lies in memory that is
-    mapped already is verified where it lies; then what goes into fresh memory is read, in windows, a chunk that is
-    wanted whole straight into its place; then what goes into live memory. If that fits one window it is read and
-    verified, and only then written. If not, ``run`` says so (``before_live``) and goes on window by window, like a read
-    of fresh memory: to hold it all would break the byte budget, to read it twice would double the time.
+    mapped already is verified where it lies; then what goes into fresh memory is read, in windows or as it comes; then
+    what goes into live memory. If that fits one window it is read and verified, and only then written. If not, ``run``
+    says so (``before_live``) and goes on like a read of fresh memory: to hold it all would break the byte budget, to
+    read it twice would double the time. A chunk is in any case verified before it is copied anywhere.
     """
 
     def __init__(
@@ -77,14 +72,10 @@ class Transfer:
         kinds: dict[str, torch.dtype] = {spec.dtype: getattr(torch, spec.dtype) for spec in table.specs}
         saved = {spec.name: kinds[spec.dtype] for spec in table.specs}
         self._dtypes = [saved[target.name] for target in targets]
-        address = np.fromiter(map(_plain_address, targets, self._dtypes), np.int64, len(targets))
-        self._plain = plan.flat & (address[plan.target] != 0)
+        self._address = np.fromiter(map(_plain_address, targets, self._dtypes), np.int64, len(targets))
+        self._plain = plan.flat & (self._address[plan.target] != 0)
         """Copies between runs of bytes."""
-        self._destination = address[plan.target] + plan.target_byte
-        whole = self._plain & (plan.nbytes == table.nbytes[plan.rows][plan.source])
-        wanted_once = np.bincount(plan.source, minlength=len(plan.rows)) == 1
-        self._whole = whole & wanted_once[plan.source] & hasattr(source, "read_into")
-        """Copies that reading can make unnecessary."""
+        self._destination = self._address[plan.target] + plan.target_byte
         self._first = np.concatenate(([0], np.cumsum(np.bincount(plan.source, minlength=len(plan.rows)))))
 
     def run(self, before_live: Callable[[], None]) -> None:
@@ -99,14 +90,14 @@ class Transfer:
         if (announce := getattr(self.source, "announce", None)) is not None:
             announce(self.table, plan.rows[~here], live[~here])
         with ThreadPoolExecutor(1, "restore") as reader, ThreadPoolExecutor(1, "restore") as helper:
-            held = self._fetch(np.flatnonzero(here), straight=False)
+            held = self._fetch(np.flatnonzero(here))
             self._stream(~here & ~live, reader, helper)
             last = np.flatnonzero(~here & live)
             if self.table.nbytes[self.plan.rows[last]].sum() > self.window_bytes and len(last) > 1:
                 before_live()
                 self._stream(~here & live, reader, helper)
             else:
-                read = self._fetch(last, straight=False)
+                read = self._fetch(last)
                 before_live()
                 self._put(read, helper)
             before_live()
@@ -115,34 +106,39 @@ class Transfer:
     def _stream(self, chosen: npt.NDArray[np.bool_], reader: Executor, helper: Executor) -> None:
         """Read the chosen ones of the plan's rows stride by stride, the next one while one is copied."""
         positions = np.flatnonzero(chosen)
+        if getattr(self.source, "delivers", False):
+            return self._deliver(positions)
         stride = min(self.window_bytes, STRIDE_BYTES)
         windows = [positions[cut] for cut in windows_of(self.table.nbytes[self.plan.rows[positions]], stride)]
-        reading = [reader.submit(self._fetch, window, straight=True) for window in windows[:1]]
+        reading = [reader.submit(self._fetch, window) for window in windows[:1]]
         for number in range(len(windows)):
             started = time.perf_counter()
             fetched = reading.pop().result()
-            reading += [reader.submit(self._fetch, w, straight=True) for w in windows[number + 1 : number + 2]]
+            reading += [reader.submit(self._fetch, w) for w in windows[number + 1 : number + 2]]
             self.waited_s += time.perf_counter() - started
             self._put(fetched, helper)
             del fetched  # and with it what the source keeps for it
 
-    def _fetch(self, positions: Ints, straight: bool) -> _Fetched:
-        """Read chunks, by their positions in the plan's rows; with ``straight`` into their targets where it can be."""
-        table, plan = self.table, self.plan
-        copies = self._copies_of(positions)
-        if straight and (into := copies[self._whole[copies]]).size:
-            ends = self._destination[into] + plan.nbytes[into]
-            places = [_MEMORY[start:end] for start, end in zip(self._destination[into].tolist(), ends.tolist())]
-            self.source.read_into(table, plan.rows[plan.source[into]], places)  # type: ignore[attr-defined]
-            copies = copies[~self._whole[copies]]
-            positions = np.unique(plan.source[copies])
-        parts = self.source.read(table, plan.rows[positions]) if len(positions) else ()
+    def _deliver(self, positions: Ints) -> None:
+        """As ``_stream``, each chunk as soon as it has come and was verified."""
+        started = time.perf_counter()
+
+        def take(numbers: Ints, parts: Sequence[Part]) -> None:
+            chosen = positions[numbers]
+            self._put(_Fetched(chosen, parts, self._copies_of(chosen)))
+
+        self.source.deliver(self.table, self.plan.rows[positions], take)  # type: ignore[attr-defined]
+        self.waited_s += time.perf_counter() - started
+
+    def _fetch(self, positions: Ints) -> _Fetched:
+        """Read chunks, by their positions in the plan's rows."""
+        parts = self.source.read(self.table, self.plan.rows[positions]) if len(positions) else ()
         if len(parts) != len(positions):
             raise InternalError(f"{len(parts)} chunks came back where {len(positions)} were asked for")
-        return _Fetched(positions, parts, copies)
+        return _Fetched(positions, parts, self._copies_of(positions))
 
-    def _put(self, fetched: _Fetched, helper: Executor) -> None:
-        """Copy what was read to its targets."""
+    def _put(self, fetched: _Fetched, helper: Executor | None = None) -> None:
+        """Copy what was read to its targets, with the help of another thread if there is one."""
         plan = self.plan
         arrays = [np.frombuffer(part, np.uint8) for part in fetched.parts]
         base = np.fromiter((a.__array_interface__["data"][0] for a in arrays), np.int64, len(arrays))
@@ -150,21 +146,13 @@ class Transfer:
         is_plain = self._plain[fetched.copies]
         plain = fetched.copies[is_plain]
         begin = base[part_of[is_plain]] + plan.source_byte[plain]
-        columns = (self._destination[plain].tolist(), begin.tolist(), plan.nbytes[plain].tolist())
-        total = int(plan.nbytes[plain].sum())
-        if total < LOCKED_CHUNK_BYTES * len(plain):
-            _move(_memmove_locked, *columns)
-        elif self.threads > 1 and total > THREADED_BYTES:
-            half = int(np.searchsorted(np.cumsum(plan.nbytes[plain]), total // 2))
-            other = helper.submit(_move, ctypes.memmove, *(column[half:] for column in columns))
-            _move(ctypes.memmove, *(column[:half] for column in columns))
-            other.result()
-        else:
-            _move(ctypes.memmove, *columns)
+        pieces = Pieces(self._destination[plain], begin, plan.nbytes[plain])
+        copy_pieces([pieces] if helper is None else parts_for(pieces, min(self.threads, 2)), 0, helper)
         for copy, part in zip(fetched.copies[~is_plain].tolist(), part_of[~is_plain].tolist()):
             target = int(plan.target[copy])
             shape = self.table.box(int(plan.rows[plan.source[copy]])).shape
-            _put_region(plan, copy, self.targets[target], arrays[part], shape, self._dtypes[target])
+            address = int(self._address[target])
+            _put_region(plan, copy, self.targets[target], address, arrays[part], shape, self._dtypes[target])
 
     def _copies_of(self, positions: Ints) -> Ints:
         """The copies out of these rows of the plan, in order."""
@@ -185,34 +173,34 @@ class _Fetched:
 def _plain_address(target: Target, dtype: torch.dtype) -> int:
     """Where the memory of ``target`` begins if it takes a chunk's bytes as they are, else 0."""
     tensor = target.tensor
-    return target.address if tensor.is_cpu and tensor.dtype is dtype and tensor.is_contiguous() else 0
-
-
-def _move(
-    move: Callable[[int, int, int], object], destinations: list[int], sources: list[int], sizes: list[int]
-) -> None:
-    for destination, source, size in zip(destinations, sources, sizes):
-        move(destination, source, size)
+    is_plain = tensor.is_cpu and tensor.dtype is dtype and tensor.is_contiguous()
+    return target.address if is_plain and not (dtype.is_complex and tensor.is_conj()) else 0
 
 
 def _put_region(
     plan: RestorePlan,
     row: int,
     target: Target,
+    address: int,
     chunk: npt.NDArray[np.uint8],
     shape: tuple[int, ...],
     saved: torch.dtype,
 ) -> None:
-    """One region by way of its elements: into strided memory, another dtype or another device."""
+    """One region by way of its elements: out of or into something strided, another dtype, another device.
+    ``address`` is that of memory that takes the bytes as they are, or 0."""
     dims = len(shape)
     extent = plan.extent[row, :dims].tolist()
     source = [slice(a, a + n) for a, n in zip(plan.source_offset[row, :dims].tolist(), extent)]
     place = [slice(a, a + n) for a, n in zip(plan.target_offset[row, :dims].tolist(), extent)]
     raw = chunk.reshape(*shape, saved.itemsize)[tuple(source)]
+    if address:
+        memory = np.frombuffer(_MEMORY[address : address + target.tensor.nbytes], np.uint8)
+        np.copyto(memory.reshape(*target.tensor.shape, saved.itemsize)[tuple(place)], raw)
+        return
     region = torch.from_numpy(np.array(raw, order="C")).view(saved).view(extent)
-    memory = target.tensor[tuple(place)] if dims else target.tensor
+    inside = target.tensor[tuple(place)] if dims else target.tensor
     with torch.no_grad():
-        if memory.dtype == saved and not (memory.is_conj() or memory.is_neg()):
-            bits(memory).copy_(bits(region))
+        if inside.dtype == saved and not (inside.is_conj() or inside.is_neg()):
+            bits(inside).copy_(bits(region))
         else:
-            memory.copy_(region)
+            inside.copy_(region)

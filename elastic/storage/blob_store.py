@@ -90,6 +90,8 @@ class BlobStore(ABC):
 
     url: str
     """What the user named, without secrets; for messages."""
+    range_bytes = 8 << 20
+    """What one read of a large object should bring: enough to be worth its round trip."""
 
     @abstractmethod
     def put(self, key: str, data: Buffer) -> None:
@@ -122,6 +124,10 @@ class BlobStore(ABC):
         self.read_into(key, start, joined)
         for buffer in buffers:
             buffer[:], joined = joined[: buffer.nbytes], joined[buffer.nbytes :]
+
+    def mapped(self, key: str, start: int, length: int) -> memoryview | None:
+        """The bytes as they lie in this machine's memory, to be looked at soon; None where they must be read."""
+        return None
 
     @abstractmethod
     def size(self, key: str) -> int:

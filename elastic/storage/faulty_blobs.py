@@ -25,7 +25,7 @@ class FaultyBlobs(BlobStore):
     """
 
     def __init__(self, inner: BlobStore, plan: FaultPlan, *, atomic: bool = True) -> None:
-        self.url = inner.url
+        self.url, self.range_bytes = inner.url, inner.range_bytes
         self.inner, self.plan, self._atomic = inner, plan, atomic
         self._gone_for = 0.0
         self._lock = threading.Lock()

@@ -39,7 +39,7 @@ class PacedBlobs(BlobStore):
 
     def __init__(self, store: BlobStore, pace: Pace) -> None:
         self.store, self.pace = store, pace
-        self.url = store.url
+        self.url, self.range_bytes = store.url, store.range_bytes
 
     def put(self, key: str, data: Buffer) -> None:
         if flat(data).nbytes > BLOCK_BYTES:

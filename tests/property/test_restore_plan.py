@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from elastic.errors import CorruptSnapshot
 from elastic.mesh import Mesh
+from elastic.protocol.shares import CHUNK_BYTES
 from elastic.snapshot.chunk_table import ChunkTable, table_of_pieces
 from elastic.snapshot.layout import Box, Layout, TensorSpec
 from elastic.snapshot.restore_plan import plan_restore
@@ -44,6 +45,35 @@ def write(held: list[Layout], mesh: Mesh, values: dict[str, np.ndarray]) -> tupl
     return ChunkTable.concat(tables), packs
 
 
+def arrived(
+    table: ChunkTable, packs: dict[str, bytes], wanted: list[tuple[str, Box]], window_bytes: int
+) -> list[np.ndarray]:
+    """The wanted boxes, of int64, filled as the plan says; each element once."""
+    plan = plan_restore(table, wanted, window_bytes)
+    got = [np.full(box.shape, -1) for _, box in wanted]
+    for window, copies in zip(plan.windows, plan.copies):
+        for copy in range(copies.start, copies.stop):
+            assert window.start <= plan.source[copy] < window.stop
+            row = plan.rows[plan.source[copy]]
+            start = int(table.byte_start[row])
+            raw = packs[table.packs[table.pack_id[row]]][start : start + int(table.nbytes[row])]
+            shape = table.box(int(row)).shape
+            target = got[plan.target[copy]]
+            dims = len(shape)
+            region = [
+                tuple(slice(a, a + n) for a, n in zip(offset[copy, :dims].tolist(), plan.extent[copy, :dims].tolist()))
+                for offset in (plan.source_offset, plan.target_offset)
+            ]
+            chunk = np.frombuffer(raw, np.int64).reshape(shape)
+            assert (target[region[1]] == -1).all(), "arrives once"
+            target[region[1]] = chunk[region[0]]
+            if plan.flat[copy]:
+                begin, to, size = plan.source_byte[copy] // 8, plan.target_byte[copy] // 8, plan.nbytes[copy] // 8
+                flat = np.frombuffer(raw, np.int64)[begin : begin + size]
+                assert np.array_equal(target.reshape(-1)[to : to + size], flat)
+    return got
+
+
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(st.data(), meshes, meshes, st.integers(1, 300))
 def test_every_wanted_element_arrives_whatever_the_two_meshes(
@@ -54,30 +84,7 @@ def test_every_wanted_element_arrives_whatever_the_two_meshes(
     table, packs = write([a for a, _ in pairs], before, values)
     for rank in range(after.world_size):
         wanted = [(b.spec.name, box) for _, b in pairs if (box := b.box_of(after, rank)) is not None]
-        plan = plan_restore(table, wanted, window_bytes)
-        got = [np.full(box.shape, -1) for _, box in wanted]
-        for window, copies in zip(plan.windows, plan.copies):
-            for copy in range(copies.start, copies.stop):
-                assert window.start <= plan.source[copy] < window.stop
-                row = plan.rows[plan.source[copy]]
-                start = int(table.byte_start[row])
-                raw = packs[table.packs[table.pack_id[row]]][start : start + int(table.nbytes[row])]
-                shape = table.box(int(row)).shape
-                target = got[plan.target[copy]]
-                dims = len(shape)
-                region = [
-                    tuple(
-                        slice(a, a + n) for a, n in zip(offset[copy, :dims].tolist(), plan.extent[copy, :dims].tolist())
-                    )
-                    for offset in (plan.source_offset, plan.target_offset)
-                ]
-                chunk = np.frombuffer(raw, np.int64).reshape(shape)
-                assert (target[region[1]] == -1).all(), "arrives once"
-                target[region[1]] = chunk[region[0]]
-                if plan.flat[copy]:
-                    begin, to, size = plan.source_byte[copy] // 8, plan.target_byte[copy] // 8, plan.nbytes[copy] // 8
-                    flat = np.frombuffer(raw, np.int64)[begin : begin + size]
-                    assert np.array_equal(target.reshape(-1)[to : to + size], flat)
+        got = arrived(table, packs, wanted, window_bytes)
         for (name, box), array in zip(wanted, got):
             whole = Box((0,) * len(box.shape), values[name].shape)
             assert np.array_equal(array, values[name][box.within(whole)])
@@ -94,6 +101,40 @@ def test_windows_hold_at_most_the_budget_or_one_chunk(data: st.DataObject, mesh:
         assert sizes.sum() <= window_bytes or len(sizes) == 1
     assert [row for window in plan.windows for row in plan.rows[window]] == plan.rows.tolist()
     assert len(set(plan.rows.tolist())) == len(plan.rows)
+
+
+@pytest.mark.parametrize(("before", "after"), [(16, 24), (24, 16), (16, 32), (64, 512), (512, 64), (512, 500)])
+def test_any_number_of_ranks_goes_on_as_any_other(before: int, after: int) -> None:
+    """16 → 24 as well as 16 → 32, and 512 as well as 64: a matrix of uneven rows, one cut across, and a vector that
+    has fewer elements than there are ranks."""
+    cut = ((("dp", 0),), (("dp", 1),), (("dp", 0),))
+    shapes = ((1000, 3), (2, 700), (11,))
+    held = [Layout(TensorSpec(f"t{n}", "int64", shape, 8), cut[n]) for n, shape in enumerate(shapes)]
+    values = {a.spec.name: np.arange(math.prod(a.spec.shape)).reshape(a.spec.shape) for a in held}
+    table, packs = write(held, Mesh((("dp", before),)), values)
+    mesh, seen = Mesh((("dp", after),)), 0
+    for rank in range(after):
+        wanted = [(layout.spec.name, box) for layout in held if (box := layout.box_of(mesh, rank)) is not None]
+        for (name, box), array in zip(wanted, arrived(table, packs, wanted, 1 << 20)):
+            assert np.array_equal(array, values[name][box.within(Box((0,) * len(box.shape), values[name].shape))])
+            seen += array.size
+    assert seen == sum(value.size for value in values.values())
+
+
+def test_no_rank_of_another_world_reads_more_than_its_part_and_a_chunk_at_each_edge() -> None:
+    """No rank gathers the whole: neither what it reads nor what it holds at a time grows with the model."""
+    spec = TensorSpec("t", "float32", (1 << 20, 1 << 10), 4)
+    layout, window_bytes = Layout(spec, (("dp", 0),)), 64 << 20
+    before, after = Mesh((("dp", 48),)), Mesh((("dp", 36),))
+    shares = [plan_share([layout], before, rank) for rank in range(48)]
+    table = ChunkTable.concat([table_of_pieces(share.pieces, f"r{n}", "xxh3_128") for n, share in enumerate(shares)])
+    for rank in range(36):
+        box = layout.box_of(after, rank)
+        assert box is not None
+        plan = plan_restore(table, [("t", box)], window_bytes)
+        assert plan.copied_bytes == box.volume * 4
+        assert plan.read_bytes <= plan.copied_bytes + 2 * CHUNK_BYTES < spec.nbytes // 30
+        assert max(int(table.nbytes[plan.rows[window]].sum()) for window in plan.windows) <= window_bytes
 
 
 def big_table() -> tuple[ChunkTable, TensorSpec]:

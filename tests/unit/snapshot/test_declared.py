@@ -70,6 +70,10 @@ def test_cuts_of_a_tensor_that_is_not_there_are_named() -> None:
         ({"held_at": {"stage": 0}}, "unknown axis 'stage'"),
         ({"held_at": {"pp": -1}}, "needs a coordinate"),
         ({"held_at": {"pp": ()}}, "needs a coordinate"),
+        ({"cuts": {"w": 0}}, "name the axes that cut it"),
+        ({"cuts": "w"}, "name tensors of the module"),
+        ({"held_at": 1}, "name axes and their coordinates"),
+        ({"names": 3}, "give a mapping of names"),
     ],
 )
 def test_what_makes_no_sense_is_refused_where_it_is_said(wrong: dict[str, Any], says: str) -> None:
