@@ -44,6 +44,7 @@ from elastic.retention import parse
 from elastic.snapshot.arena import sweep_arenas
 from elastic.snapshot.collect import collect
 from elastic.snapshot.committer import commit_remote
+from elastic.snapshot.drain_threads import DRAIN_NICE
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.made_with import installed, of_objects
 from elastic.snapshot.manifest import FileRecord, SnapshotRef
@@ -149,7 +150,7 @@ class NodeStore(Fenced):
         # A store that was given up on may still be there, with its ranks: from now on this one speaks for the node.
         end_processes(path)
         sweep_arenas(spec.arena_directory, ARENA_PREFIX)  # of stores that were killed on this machine
-        self.tier = NodeTier(path, algorithm=spec.checksum, max_in_flight=spec.max_in_flight)
+        self.tier = NodeTier(path, algorithm=spec.checksum, max_in_flight=spec.max_in_flight, nice=DRAIN_NICE)
         self._pace = Pace(spec.upload_bytes_per_s) if spec.upload_bytes_per_s is not None else None
         self.restores = Restores(spec.run, spec.node, spec.storage, self.tier)
         self._shares = ShareServer(ray.util.get_node_ip_address(), self._held, self._served)

@@ -45,11 +45,13 @@ from elastic.gate import BoundaryGate, Interrupted
 from elastic.mesh_identity import set_mesh_generation
 from elastic.progress import BUILDING, FORMING, IDLE, Progress
 from elastic.protocol.shares import StagedShare
-from elastic.run import BUILD_STEP, Run, RunContext, Stopped, call_train_function, set_current_run
+from elastic.run import Run, Stopped
+from elastic.run_context import BUILD_STEP, RunContext
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.live_tier import Salvage
 from elastic.snapshot.restore import ChunkSource, RestoreReport
 from elastic.snapshot.rng import seed_everything
+from elastic.train_function import call_train_function, set_current_run
 
 _UNFIT = (ModelMismatch, VersionMismatch, TopologyMismatch)
 """The snapshot is good and does not fit what the program attached: another one would not either."""

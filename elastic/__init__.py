@@ -27,7 +27,7 @@ _HOME = {
     "ScalingConfig": "elastic.config",
     "SnapshotConfig": "elastic.config",
     "TokenDataset": "elastic.data.token_files",
-    "current_run": "elastic.run",
+    "current_run": "elastic.train_function",
     "per_rank": "elastic.snapshot.per_rank",
     "declare": "elastic.snapshot.declared",
     "write_tokens": "elastic.data.token_files",
@@ -63,9 +63,10 @@ if TYPE_CHECKING:
     from elastic.data.token_files import TokenDataset, write_tokens
     from elastic.result import Result
     from elastic.resume_check.contract import ErrorContract
-    from elastic.run import Interrupted, Run, current_run
+    from elastic.run import Interrupted, Run
     from elastic.snapshot.declared import declare
     from elastic.snapshot.per_rank import per_rank
+    from elastic.train_function import current_run
     from elastic.trainer import ElasticTrainer
 
 

@@ -6,6 +6,8 @@ stand there before that is a hang: the limit of a step is learned from the steps
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 
@@ -68,6 +70,16 @@ class Progress:
         if before in self._longest and at - since > self._longest[before]:
             self._longest[before] = at - since
             self._learn(before)
+
+    @contextmanager
+    def named(self, phase: str, step: int, limit_s: float) -> Iterator[None]:
+        """The same for a block; then what was before it begins anew."""
+        before, _, _, before_limit_s = self.mark
+        self.enter_with(phase, step, limit_s)
+        try:
+            yield
+        finally:
+            self.enter_with(before, step, before_limit_s)
 
     def limit_s(self, phase: str) -> float:
         """How long the phase may last, as far as that is known now."""

@@ -6,35 +6,31 @@ yet drawn. Asking for the next batch *is* the boundary, so state is captured the
 
 from __future__ import annotations
 
-import inspect
 import logging
-import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from elastic.clock import now
-from elastic.config import RestoreConfig
 from elastic.data.ledger import LedgerEntry, LedgerRow, encode_row
 from elastic.data.loader import Batch, ElasticLoader
 from elastic.errors import CaptureError, ConfigError, SnapshotError
 from elastic.gate import BoundaryGate, Interrupted, Order
-from elastic.mesh import DATA_AXES, Mesh
+from elastic.mesh import DATA_AXES
 from elastic.progress import BOUNDARY, FIRST_STEP, LOADING, SNAPSHOT, STEP, Progress
-from elastic.protocol.shares import PointInTime, StagedShare
+from elastic.protocol.shares import PointInTime
 from elastic.reduction_order import fix_bucket_layout
+from elastic.run_context import RunContext, RunLink, take_up
 from elastic.snapshot.capture import Attached
-from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.live_tier import BoundaryGuard, Salvage
-from elastic.snapshot.made_with import installed
 from elastic.snapshot.per_rank import OnResize, RankPlace
-from elastic.snapshot.restore import ChunkSource, RestoreReport, restore
+from elastic.snapshot.restore import RestoreReport
 from elastic.snapshot.rng import load_generators, saved_generators, seed_everything
 from elastic.snapshot.staging import Stager, capture_and_stage
+from elastic.step_metrics import Row, StepMetrics
 
-__all__ = ["Interrupted", "Run", "RunContext", "RunLink", "current_run"]
+__all__ = ["Interrupted", "Run", "Stopped"]
 
 log = logging.getLogger("elastic.run")
 
@@ -43,61 +39,6 @@ T = TypeVar("T")
 
 class Stopped(Interrupted):
     """The generation ended at a boundary that all ranks agreed on; everything of this rank is staged."""
-
-
-BUILD_STEP = -1
-"""The "step" that seeds the generators while the model is built: the same on all ranks, unlike every real step."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    """What one rank is told of a generation."""
-
-    name: str
-    generation: int
-    rank: int
-    mesh: Mesh
-    seed: int = 0
-    rng: str = "derived"
-    rng_on_resize: str = "refuse"
-    hold: bool = False
-    """Wait at the first boundary for the snapshot of step 0."""
-    kept: MutableMapping[str, Any] = field(default_factory=dict)
-    """What ``Run.keep`` holds over generations: the process's own."""
-    restore: RestoreConfig | None = None
-    """How to take up what was committed before the run was started; None for what it committed itself: strictly."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """What only the driver knows of the versions that snapshots are made with."""
-    from_other_run: bool = False
-    """What is restored is a snapshot of another run, so that steps may count from 0."""
-
-
-class RunLink(Protocol):
-    """What a run needs of the process around it. Called from the train thread; must not block on the controller."""
-
-    def restore_source(self) -> tuple[SnapshotIndex, ChunkSource, str] | None:
-        """The snapshot to restore from, how to read it and the tier's name; None for a fresh start."""
-
-    def formed_state(self, share_bytes: int, step: int) -> None:
-        """The rank stands at its first boundary."""
-
-    def first_step(self, step: int) -> None:
-        """The first step of the generation is done."""
-
-    def doubtful(self, step: int) -> None:
-        """The turn after ``step`` ended without a step of an optimizer: are all ranks still there?"""
-
-    def at_end(self, step: int) -> None:
-        """The last step is done; the rank waits for the last snapshot."""
-
-    def staged(self, share: StagedShare) -> None:
-        """A share lies in its slot, complete."""
-
-    def stage_failed(self, attempt: str, reason: str) -> None:
-        """A share will not come."""
-
-    def restored(self, report: RestoreReport) -> None:
-        """The state was restored."""
 
 
 class Run:
@@ -124,9 +65,7 @@ class Run:
         self._device_mesh: Any = None
         self._step = 0
         self._ledger: list[tuple[int, LedgerEntry]] = []
-        self._metrics: list[tuple[int, float, dict[str, Any]]] = []
-        self._metrics_lock = threading.Lock()
-        self._timed_step = 0
+        self._metrics = StepMetrics()
         self._stall_s = 0.0
 
     @property
@@ -193,34 +132,13 @@ class Run:
         found = self._link.restore_source()
         if found is not None:
             index, source, tier = found
-            derives = self._context.rng_on_resize == "derive"
-            if self._context.rng == "saved" and index.mesh != self.mesh and not derives:
-                raise ConfigError(
-                    "rng",
-                    "saved",
-                    f"the snapshot has generator states of {index.mesh}, and this is {self.mesh}: use "
-                    "rng_on_resize='derive', or rng='derived'",
-                )
-            self.restored = self._restore(self._attached, index, source, tier)
+            dataset = self._loader.dataset if self._loader is not None else None
+            self.restored = take_up(self._context, self._attached, index, source, tier, dataset)
+            if self.restored.mode == "weights" and not self._context.from_other_run:
+                self._step = index.step  # else the snapshots to come would be older than this one
             log.info("restored %s", self.restored)
             self._link.restored(self.restored)
         return self.restored
-
-    def _restore(self, attached: Attached, index: SnapshotIndex, source: ChunkSource, tier: str) -> RestoreReport:
-        how, versions = self._context.restore, None
-        if how is None:
-            how = RestoreConfig()  # what this run committed itself, with the very same versions
-        else:
-            data = str(getattr(self._loader.dataset, "fingerprint", "")) if self._loader is not None else ""
-            given = {name: text for name, text in self._context.versions.items() if text}
-            versions = {**installed(), "data": data, **given}
-            # Imported weights are all that their snapshot has: a warm start, told as such.
-            if index.manifest and not any(index.manifest["has"].values()):
-                how = how.model_copy(update={"mode": "weights"})
-        report = replace(restore(attached, index, source, how, versions=versions, live=tier == "live"), tier=tier)
-        if how.mode == "weights" and not self._context.from_other_run:
-            self._step = index.step  # else the snapshots to come would be older than this one
-        return report
 
     def _bind(self, loader: ElasticLoader) -> None:
         if self._loader is not None and self._loader is not loader:
@@ -315,7 +233,8 @@ class Run:
                 first, phase = False, STEP
                 self._publish_share_bytes()
                 link.first_step(self._step)
-            self._step_ended(now() - turn_started - self._stall_s)
+            if self.rank == 0:
+                self._metrics.ended(self._step, now() - turn_started - self._stall_s)
             turn_started, self._stall_s = now(), 0.0
             order = gate.arrive(self._step)
             if order is not None:
@@ -430,40 +349,20 @@ class Run:
             raise ConfigError("phase", name, "give it a name")
         if limit_s is not None and not limit_s > 0:
             raise ConfigError("limit_s", limit_s, "use seconds above 0, or None for no limit")
-        before, _, _, before_limit_s = self._progress.mark
-        self._progress.enter_with(name, self._step, inf if limit_s is None else limit_s)
-        try:
+        with self._progress.named(name, self._step, inf if limit_s is None else limit_s):
             yield
-        finally:
-            self._progress.enter_with(before, self._step, before_limit_s)
 
     # --- reports -------------------------------------------------------------------------------------------------
 
     def report(self, **metrics: Any) -> None:
         """Metrics of the step in hand, from rank 0. Tensors are read later, off the train thread where possible."""
         if self.rank == 0:
-            row = {name: value.detach() if hasattr(value, "detach") else value for name, value in metrics.items()}
-            with self._metrics_lock:
-                self._metrics.append((self._step + 1, 0.0, row))
+            self._metrics.report(self._step + 1, metrics)
 
-    def _step_ended(self, seconds: float) -> None:
-        if self.rank == 0:
-            with self._metrics_lock:
-                if self._metrics and self._metrics[-1][0] == self._step:
-                    step, _, row = self._metrics[-1]
-                    self._metrics[-1] = (step, seconds, row)
-                else:
-                    self._metrics.append((self._step, seconds, {}))
-                self._timed_step = self._step
-
-    def take_metrics(self) -> tuple[int, list[tuple[int, float, dict[str, float]]]]:
+    def take_metrics(self) -> tuple[int, list[Row]]:
         """Samples seen, and (step, seconds, metrics) of steps finished since the last call. For another thread."""
-        with self._metrics_lock:
-            done = [row for row in self._metrics if row[0] <= self._timed_step]
-            self._metrics = self._metrics[len(done) :]
-        rows = [(step, s, {name: _number(value) for name, value in row.items()}) for step, s, row in done]
         loader = self._loader
-        return loader.samples_seen if loader is not None else 0, rows
+        return loader.samples_seen if loader is not None else 0, self._metrics.take()
 
     def check_attached(self) -> None:
         """Raise ConfigError if the train function returned without naming any state: nothing of it could be saved."""
@@ -477,37 +376,3 @@ class Run:
         if self._guard is not None:
             self._guard.close()
         self._attached = self._loader = self._guard = self._device_mesh = None
-
-
-def _number(value: Any) -> float:
-    return float(value.item() if hasattr(value, "item") else value)
-
-
-_current: Run | None = None
-
-
-def current_run() -> Run:
-    """The run that this process trains in. Raises ConfigError outside of a train function."""
-    if _current is None:
-        raise ConfigError(
-            "current_run", None, "call it inside the train function that ElasticTrainer or elastic run calls"
-        )
-    return _current
-
-
-def set_current_run(run: Run | None) -> None:
-    """For the rank: what ``current_run`` gives from now on."""
-    global _current
-    _current = run
-
-
-def call_train_function(function: Callable[..., Any], config: Any) -> None:
-    """For the rank: call the train function with its config, or an empty one, if it takes an argument."""
-    try:
-        takes = len(inspect.signature(function).parameters)
-    except ValueError:  # a builtin without a signature
-        takes = 1
-    if takes:
-        function(config if config is not None else {})
-    else:
-        function()

@@ -20,7 +20,8 @@ import torch
 from elastic.data.loader import Batch, ElasticLoader
 from elastic.gate import BoundaryGate, Order
 from elastic.protocol.shares import SlotRef
-from elastic.run import Run, RunContext, RunLink, Stopped
+from elastic.run import Run, Stopped
+from elastic.run_context import RunContext, RunLink
 from elastic.snapshot.module_state import ModuleState
 from elastic.snapshot.optimizer_state import OptimizerState
 from elastic.snapshot.restore import RestoreReport

@@ -17,12 +17,14 @@ from elastic.config import VERSIONS_ACCEPTED, RestoreConfig
 from elastic.errors import ConfigError
 from elastic.mesh import Mesh
 from elastic.resume_check.probed_run import ProbedRun, ProbeGate
-from elastic.run import BUILD_STEP, RunContext, Stopped, call_train_function, set_current_run
+from elastic.run import Stopped
+from elastic.run_context import BUILD_STEP, RunContext
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.reader import SnapshotCatalog
 from elastic.snapshot.restore import ChunkSource, RestoreReport
 from elastic.snapshot.rng import seed_everything
 from elastic.storage.blob_store import open_store
+from elastic.train_function import call_train_function, set_current_run
 
 
 class _Link:

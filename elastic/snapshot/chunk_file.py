@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from elastic.errors import CorruptSnapshot, StorageError
 from elastic.snapshot.checksum import algorithm_named
-from elastic.snapshot.chunk_table import ChunkTable
+from elastic.snapshot.chunk_table import ChunkTable, spec_columns
 from elastic.snapshot.layout import TensorSpec
 from elastic.snapshot.object_names import check_pack
 
@@ -66,21 +66,19 @@ def decode(data: bytes | memoryview) -> ChunkTable:
         if head["schema"] != TABLE_SCHEMA:
             raise CorruptSnapshot(f"chunk table of schema {head['schema']}", "", "install a newer version to read it")
         table = _decode(head, file.read(use_threads=False))
+        _check(table)
+        return table
     except StorageError as error:
         raise CorruptSnapshot(f"chunk table names a file outside of the run: {error.where}") from error
     except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
         raise CorruptSnapshot(f"not a chunk table: {type(error).__name__}: {error}") from error
-    _check(table)
-    return table
 
 
 def _decode(head: dict[str, Any], arrow: pa.Table) -> ChunkTable:
     tensors = head["tensors"]
     names, shapes = tensors["name"], tensors["shape"]
-    specs = tuple(
-        TensorSpec(name, dtype, tuple(shape), itemsize)
-        for name, dtype, shape, itemsize in zip(names, tensors["dtype"], shapes, tensors["itemsize"], strict=True)
-    )
+    rows = zip(names, tensors["dtype"], map(tuple, shapes), tensors["itemsize"], strict=True)
+    specs = tuple(map(TensorSpec._make, rows))
 
     def column(name: str, dtype: Any) -> Any:
         found = arrow.column(name).combine_chunks()
@@ -134,14 +132,3 @@ def _check(table: ChunkTable) -> None:
     wrong |= (table.byte_start < 0) | (table.nbytes != table.shape.prod(axis=1) * itemsize[table.tensor_id])
     if wrong.any():
         raise CorruptSnapshot(f"chunk table: impossible row, {table.describe(int(np.flatnonzero(wrong)[0]))}")
-
-
-def spec_columns(table: ChunkTable) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """(shape [tensors, d] padded with 1, itemsize [tensors]) of the table's tensors."""
-    dims = table.offset.shape[1]
-    whole = np.ones((len(table.specs), dims), np.int64)
-    ranks = np.array([len(spec.shape) for spec in table.specs], np.int64)
-    for rank in np.unique(ranks).tolist():
-        rows = np.flatnonzero(ranks == rank)
-        whole[rows, :rank] = np.array([table.specs[i].shape for i in rows.tolist()], np.int64).reshape(len(rows), rank)
-    return whole, np.array([spec.itemsize for spec in table.specs], np.int64)

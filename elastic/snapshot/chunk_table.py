@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -151,6 +152,18 @@ class ChunkTable:
 def _pad(columns: Ints, dims: int, value: int) -> Ints:
     missing = dims - columns.shape[1]
     return columns if not missing else np.pad(columns, ((0, 0), (0, missing)), constant_values=value)
+
+
+def spec_columns(table: ChunkTable) -> tuple[Ints, Ints]:
+    """(shape [tensors, d] padded with 1, itemsize [tensors]) of the table's tensors."""
+    specs = table.specs
+    whole = np.ones((len(specs), table.offset.shape[1]), np.int64)
+    ranks = np.fromiter((len(spec.shape) for spec in specs), np.int64, len(specs))
+    for rank in np.unique(ranks).tolist():
+        rows = np.flatnonzero(ranks == rank)
+        shapes = chain.from_iterable(specs[i].shape for i in rows.tolist())
+        whole[rows, :rank] = np.fromiter(shapes, np.int64, len(rows) * rank).reshape(len(rows), rank)
+    return whole, np.fromiter((spec.itemsize for spec in specs), np.int64, len(specs))
 
 
 def chunks_of(piece: Piece) -> tuple[Ints, Ints, Ints, Ints]:

@@ -25,18 +25,32 @@ RESTORED_KINDS = {
 """What each restore mode restores; the rest keeps what the program gave it, and the report says so."""
 
 
+Memory = tuple[int, str]
+"""Where a tensor begins, and the name of its dtype if it is contiguous CPU memory, else nothing."""
+
+
+def memory_of(tensor: torch.Tensor) -> Memory:
+    """The memory behind a tensor of this rank."""
+    as_it_is = tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    return tensor.data_ptr(), str(tensor.dtype).removeprefix("torch.") if as_it_is else ""
+
+
 class Target:
-    """Memory of this rank, from ``address`` on, that a restore fills with ``box`` of the saved tensor ``name``.
+    """Memory of this rank, from ``address`` on, that a restore fills with ``box`` (None: all) of the saved ``spec``.
 
     ``live`` memory is state already; other memory becomes state in ``finish``, and nothing is lost with it before.
+    ``plain``: it takes the saved bytes as they are, being contiguous CPU memory of the saved dtype.
     """
 
-    __slots__ = ("address", "box", "live", "name", "tensor")
+    __slots__ = ("address", "box", "live", "plain", "spec", "tensor")
 
-    def __init__(self, name: str, box: Box, tensor: torch.Tensor, live: bool = True) -> None:
+    def __init__(
+        self, spec: TensorSpec, box: Box | None, tensor: torch.Tensor, live: bool = True, known: Memory | None = None
+    ) -> None:
         # No dataclass: there are tens of thousands, and asking a tensor for its address costs as much as all the rest.
-        self.name, self.box, self.tensor, self.live = name, box, tensor, live
-        self.address = tensor.data_ptr()
+        self.spec, self.box, self.tensor, self.live = spec, box, tensor, live
+        self.address, plain_dtype = known or memory_of(tensor)
+        self.plain = plain_dtype == spec.dtype
 
 
 @dataclass(frozen=True, slots=True)

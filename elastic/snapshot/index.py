@@ -9,8 +9,7 @@ from typing import Any
 from elastic.errors import CorruptSnapshot
 from elastic.mesh import Mesh
 from elastic.protocol.shares import PointInTime
-from elastic.snapshot.chunk_file import spec_columns
-from elastic.snapshot.chunk_table import ChunkTable
+from elastic.snapshot.chunk_table import ChunkTable, spec_columns
 from elastic.snapshot.coverage import not_proven
 from elastic.snapshot.layout import Box, check_tiling
 
@@ -56,7 +55,7 @@ class SnapshotIndex:
 
 def check_coverage(table: ChunkTable) -> None:
     """Raise CorruptSnapshot unless the chunks of every tensor tile it, and every alias stands for a tensor."""
-    names = {spec.name for spec in table.specs}
+    names = {spec.name for spec in table.specs} if table.aliases else set[str]()
     if dangling := [alias for alias, name in table.aliases if name not in names]:
         raise CorruptSnapshot(f"alias {dangling[0]!r} stands for a tensor that the snapshot does not hold")
     whole, _ = spec_columns(table)

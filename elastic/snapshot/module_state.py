@@ -15,7 +15,7 @@ from torch import nn
 
 from elastic.errors import CaptureError
 from elastic.mesh import Mesh
-from elastic.snapshot.component import MODEL, Differences, Saved, Target
+from elastic.snapshot.component import MODEL, Differences, Memory, Saved, Target, memory_of
 from elastic.snapshot.declared import Declarations, Declared
 from elastic.snapshot.layout import Layout
 from elastic.snapshot.names import canonical, check_distinct
@@ -34,6 +34,7 @@ class ModuleState:
         self._mesh, self._rank = mesh, rank
         self.layouts: list[Layout] = []
         self.tensors: list[torch.Tensor] = []
+        self._memory: list[Memory] = []
         self._extra: dict[str, object] = {}
         self._slots: TensorSlots | None = None
         self._raw: dict[str, str] = {}
@@ -73,6 +74,7 @@ class ModuleState:
         stages = self._mesh.size("pp") * self._mesh.size("ep") > 1
         self.partial = declarations.some_hold(self._mesh) or (stages and not described)
         self.layouts, self.tensors = [layout for layout, _ in described], [local for _, local in described]
+        self._memory = list(map(memory_of, self.tensors))
         if slots is not None:
             slots.close()
         self._slots = slots
@@ -94,24 +96,25 @@ class ModuleState:
         self._to_load = []
         targets: list[Target] = []
         made_up = set[int]() if self._slots is not None else self._made_up()
-        for place, (layout, local) in enumerate(zip(self.layouts, self.tensors)):
-            name = layout.spec.name
-            spec = saved.find(name)
+        for place, (layout, local, memory) in enumerate(zip(self.layouts, self.tensors, self._memory)):
+            here = layout.spec
+            name = here.name
+            spec = saved.tensors.get(name) or saved.find(name)
             if spec is None:
                 differences.missing.append(name)
-            elif spec.shape != layout.spec.shape:
-                differences.shapes.append(f"{name} is {spec.shape} in the snapshot and {layout.spec.shape} here")
+            elif spec.shape != here.shape:
+                differences.shapes.append(f"{name} is {spec.shape} in the snapshot and {here.shape} here")
             else:
-                if spec.dtype != layout.spec.dtype:
-                    differences.cast.append(f"{name} ({spec.dtype} → {layout.spec.dtype})")
-                box = layout.box_of(self._mesh, self._rank)
-                if box is None:
+                if spec.dtype != here.dtype:
+                    differences.cast.append(f"{name} ({spec.dtype} → {here.dtype})")
+                box = None
+                if (layout.cuts or layout.held_at) and (box := layout.box_of(self._mesh, self._rank)) is None:
                     continue
                 if place in made_up:
-                    target = Target(spec.name, box, torch.empty_like(local), live=False)
+                    target = Target(spec, box, torch.empty_like(local), live=False)
                     self._to_load.append((self._raw[name], target))
                 else:
-                    target = Target(spec.name, box, local)
+                    target = Target(spec, box, local, known=memory)
                 targets.append(target)
         if not self.partial:  # what this rank does not hold, another does; their names are checked when they save
             live = {layout.spec.name for layout in self.layouts}

@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -26,15 +25,16 @@ from elastic.snapshot.arena import ArenaPool
 from elastic.snapshot.assemble import index_of_headers
 from elastic.snapshot.attempts import AttemptBook
 from elastic.snapshot.checksum import DEFAULT_ALGORITHM, check_algorithm
-from elastic.snapshot.chunk_table import ChunkTable, table_of_pieces
+from elastic.snapshot.chunk_table import ChunkTable
+from elastic.snapshot.drain_threads import drain_threads
 from elastic.snapshot.held_share import HeldShare, ShareHeader
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.manifest import FileRecord, SnapshotRef
 from elastic.snapshot.object_names import node_pack, parse_node_pack
+from elastic.snapshot.plan_tables import PlanTables
 from elastic.snapshot.reader import SnapshotCatalog
-from elastic.snapshot.save_plan import SaveShare
 from elastic.snapshot.seal import digest_chunks, seal, table_digest
-from elastic.snapshot.sources import Chunk, Copy, Serve, ServedCopy, VerifiedSource
+from elastic.snapshot.sources import Copy, Serve, ServedCopy, VerifiedSource
 from elastic.snapshot.uploader import upload_shares
 from elastic.snapshot.weights_only import weights_table
 from elastic.storage.blob_store import BlobStore
@@ -43,7 +43,6 @@ Place = Callable[[bytes, int], memoryview]
 
 KEPT_SLOTS = 2
 """Slots per share besides those in flight: the committed snapshot, and one for the live tier."""
-KEPT_PLANS = 256
 KEPT_UPLOADS = 4
 """Two whole snapshots and two of weights alone: one on its way, and the one that it is compared with."""
 MAX_DEPTH = 16
@@ -51,7 +50,10 @@ MAX_DEPTH = 16
 
 
 class NodeTier:
-    """Everything a node's store does with snapshots in memory. ``directory`` is made, and removed by ``close``."""
+    """Everything a node's store does with snapshots in memory. ``directory`` is made, and removed by ``close``.
+
+    The threads that hash and upload are ``nice`` more nice than the process.
+    """
 
     def __init__(
         self,
@@ -60,14 +62,16 @@ class NodeTier:
         algorithm: str = DEFAULT_ALGORITHM,
         max_in_flight: int = 1,
         threads: int = 2,
+        nice: int = 0,
     ) -> None:
         self.algorithm = check_algorithm(algorithm).name
         self.max_in_flight = max_in_flight
         self.arena = ArenaPool(directory)
-        self.threads = ThreadPoolExecutor(threads, thread_name_prefix="seal")
+        self.nice = nice
+        self.threads = drain_threads(threads, "seal", nice)
         self._book = AttemptBook(self.arena)
         self._lock = threading.Lock()
-        self._plans: dict[str, ChunkTable] = {}
+        self._plans = PlanTables(self.algorithm)
         self._uploaded: dict[str, ChunkTable] = {}
         self._uploading: dict[str, dict[int, ShareHeader]] = {}
         """Headers of what was last brought to storage: its commit comes later than the next node snapshots."""
@@ -92,14 +96,10 @@ class NodeTier:
         """
         return self._book.open(attempt, shares, replicas or {})
 
-    def knows_plan(self, plan_key: str) -> bool:
-        """Whether a ``StagedShare`` may leave its plan out."""
-        return plan_key in self._plans
-
     def seal(self, staged: StagedShare) -> ShareReport:
         """Hash the share that a rank staged and hold it. Raises SnapshotError if the attempt is not open any more."""
         started = time.perf_counter()
-        pieces = self._table_of_plan(staged)
+        pieces = self._plans.of(staged.plan_key, staged.plan)
         self._book.check_open(staged.attempt, staged.rank, staged.slot)
         if len(pieces) and int((pieces.byte_start + pieces.nbytes).max()) > staged.used_bytes:
             raise InternalError(f"rank {staged.rank} staged {staged.used_bytes} bytes, its plan needs more")
@@ -269,10 +269,6 @@ class NodeTier:
         copies += [ServedCopy(name, serve) for name, serve in peers]
         return VerifiedSource([*copies, twin] if twin is not None else copies)
 
-    def read(self, attempt: str, table: ChunkTable, rows: npt.NDArray[np.int64]) -> list[Chunk]:
-        """Verified bytes of chunks of a committed attempt from this node's own memory, as views of the arena."""
-        return self.source(attempt).read(table, rows)
-
     def locate(self, pack: str) -> SlotRef | None:
         """The slot in which a pack of the committed attempt lies on this node: a rank maps it and copies straight from
         it. Byte ranges of the chunk table are those of the slot."""
@@ -318,7 +314,7 @@ class NodeTier:
             if weights_only:
                 tables = {rank: weights_table(table, shares[rank].header.objects) for rank, table in tables.items()}
             shares_of = {rank: (tables[rank], bytes_of[rank]) for rank in chosen}
-            records, table = upload_shares(shares_of, store, prefix, node=node, previous=before)
+            records, table = upload_shares(shares_of, store, prefix, node=node, previous=before, nice=self.nice)
         with self._lock:
             self._uploaded = dict([*self._uploaded.items(), (prefix, table)][-KEPT_UPLOADS:])
         return records
@@ -349,15 +345,3 @@ class NodeTier:
         wrong = (found != table.digest).any(axis=1)
         if wrong.any():
             raise CorruptSnapshot(f"damaged on the way: {table.describe(int(np.flatnonzero(wrong)[0]))}")
-
-    def _table_of_plan(self, staged: StagedShare) -> ChunkTable:
-        """The chunk table of a share before its pack has a name and its chunks have digests."""
-        if (known := self._plans.get(staged.plan_key)) is not None:
-            return known
-        if staged.plan is None:
-            raise SnapshotError("the table of pieces is not known", staged.plan_key, "send the plan with the share")
-        share = SaveShare.from_bytes(staged.plan)
-        table = table_of_pieces(share.pieces, "unsealed", self.algorithm, share.aliases)
-        with self._lock:
-            self._plans = dict([*self._plans.items(), (staged.plan_key, table)][-KEPT_PLANS:])
-        return table

@@ -91,7 +91,7 @@ class ObjectState:
                     memory = torch.empty(local.shape, dtype=getattr(torch, spec.dtype), device=local.device)
                 fresh[name] = with_layout_of(memory, self._found[name])
             if box is not None:
-                targets.append(Target(spec.name, box, memory, live=memory is local))
+                targets.append(Target(spec, box, memory, live=memory is local))
         tree = saved.tree if isinstance(saved.tree, dict) else {}
         if (look := getattr(self.value, "differences_from", None)) is not None:
             differences.others += [f"{self.name} {text}" for text in look(tree.get("state"))]

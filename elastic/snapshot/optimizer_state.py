@@ -196,7 +196,7 @@ class OptimizerState:
         elif is_dtensor(parameter):
             like, _ = describe(name, parameter, self._mesh, self._rank, declared)
             local = local_part(tensor)
-            return replace(like, spec=replace(spec_of(name, local), shape=like.spec.shape)), local
+            return replace(like, spec=spec_of(name, local)._replace(shape=like.spec.shape)), local
         return describe(name, tensor, self._mesh, self._rank, declared)
 
     def _named_parameters(self) -> dict[int, str]:
@@ -241,14 +241,14 @@ class OptimizerState:
         layout, local = describe(full_name, parameter, self._mesh, self._rank, self._declared.get(id(parameter)))
         if spec.shape != layout.spec.shape:
             fresh = torch.empty(spec.shape, dtype=dtype, device=device)
-            targets.append(Target(spec.name, spec.box, fresh, live=False))
+            targets.append(Target(spec, None, fresh, live=False))
             return fresh
         if dtype.itemsize and not is_dtensor(parameter) and not parameter.is_contiguous():
             fresh = torch.empty_like(parameter, dtype=dtype, device=device, requires_grad=False)
         else:
             fresh = torch.empty(local.shape, dtype=dtype, device=device)
         if (box := layout.box_of(self._mesh, self._rank)) is not None:
-            targets.append(Target(spec.name, box, fresh, live=False))
+            targets.append(Target(spec, box, fresh, live=False))
         return with_layout_of(fresh, parameter)
 
     def _install(

@@ -163,7 +163,7 @@ def _restore(
     else:
         check = compare(index.versions, versions, findings.versions)
     notes = judge(findings, check, config, index.step, bool(targets))
-    plan = plan_restore(index.table, [(target.name, target.box) for target in targets], window_bytes)
+    plan = plan_restore(index.table, [(target.spec.name, target.box) for target in targets], window_bytes)
     planned = time.perf_counter()
     waited_s = _execute(attached, index, source, plan, targets, window_bytes)
     copied = time.perf_counter()
@@ -199,9 +199,13 @@ def _by_component(table: ChunkTable, trees: Mapping[str, Any]) -> dict[str, Save
     """What the snapshot holds, by the name that it was attached under: the first part of every tensor's name."""
     tensors: dict[str, dict[str, Any]] = {name: {} for name in trees}
     aliases: dict[str, dict[str, str]] = {name: {} for name in trees}
-    specs = {spec.name: spec for spec in table.specs}
+    owner, held = ".", dict[str, Any]()
     for spec in table.specs:
-        tensors.setdefault(spec.name.split(".", 1)[0], {})[spec.name] = spec
+        if not spec.name.startswith(owner):  # most follow one of the same owner
+            owner = spec.name.split(".", 1)[0] + "."
+            held = tensors.setdefault(owner[:-1], {})
+        held[spec.name] = spec
+    specs = {spec.name: spec for spec in table.specs} if table.aliases else {}
     for alias, name in table.aliases:
         owner = alias.split(".", 1)[0]
         if owner == name.split(".", 1)[0]:
@@ -220,8 +224,9 @@ def _one_per_memory(targets: Sequence[Target], differences: Differences) -> list
         tensor = target.tensor
         memory = (tensor.device, target.address, tensor.shape, tensor.stride()) if tensor.numel() else place
         first = found.setdefault(memory, target)
-        if first.name != target.name:
-            differences.others.append(f"{first.name} and {target.name} are tied here and not in the snapshot")
+        if first.spec.name != target.spec.name:
+            names = f"{first.spec.name} and {target.spec.name}"
+            differences.others.append(f"{names} are tied here and not in the snapshot")
     return list(found.values())
 
 

@@ -7,15 +7,15 @@ which they lie in their files, in windows of bounded size.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
 
 from elastic.errors import CorruptSnapshot
-from elastic.snapshot.chunk_table import ChunkTable
+from elastic.snapshot.chunk_table import ChunkTable, spec_columns
 from elastic.snapshot.coverage import not_proven
 from elastic.snapshot.layout import Box, TensorSpec, check_tiling
 
@@ -55,13 +55,18 @@ class RestorePlan:
         return int(self.nbytes.sum())
 
 
-def plan_restore(table: ChunkTable, wanted: Sequence[tuple[str, Box]], window_bytes: int = WINDOW_BYTES) -> RestorePlan:
-    """The plan for ``wanted``, pairs of a saved tensor's name (not an alias) and a box of it.
+Wanted = tuple[str, "Box | None"]
+"""The name of a saved tensor (not an alias) and a box of it; None is all of it."""
+
+
+def plan_restore(table: ChunkTable, wanted: Sequence[Wanted], window_bytes: int = WINDOW_BYTES) -> RestorePlan:
+    """The plan for the boxes that are ``wanted``.
 
     Raises CorruptSnapshot naming the tensor if the chunks do not tile a wanted box: no gap, no overlap.
     """
-    low, size = _columns([box for _, box in wanted], table.offset.shape[1])
-    row, target = _pairs(table, wanted)
+    tensor = _tensors(table, wanted)
+    low, size = _columns(table, wanted, tensor)
+    row, target = _pairs(table, tensor)
     chunk_low, chunk_size = table.offset[row], table.shape[row]
     start = np.maximum(chunk_low, low[target])
     extent = np.minimum(chunk_low + chunk_size, low[target] + size[target]) - start
@@ -76,7 +81,7 @@ def plan_restore(table: ChunkTable, wanted: Sequence[tuple[str, Box]], window_by
     source_offset, target_offset = start - chunk_low, start - low[target]
     itemsize = np.array([spec.itemsize for spec in table.specs] or [1], np.int64)[table.tensor_id[row]]
     nbytes = extent.prod(axis=1) * itemsize
-    _check_filled(wanted, size, target, target_offset, extent)
+    _check_filled(table, tensor, low, size, target, target_offset, extent)
     windows = windows_of(table.nbytes[rows], window_bytes)
     edges = np.searchsorted(source, [window.start for window in windows] + [len(rows)])
     return RestorePlan(
@@ -96,15 +101,20 @@ def plan_restore(table: ChunkTable, wanted: Sequence[tuple[str, Box]], window_by
     )
 
 
-def _pairs(table: ChunkTable, wanted: Sequence[tuple[str, Box]]) -> tuple[Ints, Ints]:
-    """Every (row, wanted box) of the same tensor. Rows of tensors that nobody wants are dropped at once."""
+def _tensors(table: ChunkTable, wanted: Sequence[Wanted]) -> Ints:
+    """The tensor of each wanted box, by its place in ``table.specs``."""
     ids = {spec.name: number for number, spec in enumerate(table.specs)}
-    tensor = np.fromiter((ids.get(name, -1) for name, _ in wanted), np.int64, len(wanted))
+    tensor = np.fromiter(map(ids.get, (name for name, _ in wanted), repeat(-1)), np.int64, len(wanted))
     if len(wanted) and tensor.min() < 0:
         name = wanted[int(np.argmin(tensor))][0]
         raise CorruptSnapshot(f"tensor {name!r} is not in the snapshot's chunk table")
+    return tensor
+
+
+def _pairs(table: ChunkTable, tensor: Ints) -> tuple[Ints, Ints]:
+    """Every (row, wanted box) of the same tensor. Rows of tensors that nobody wants are dropped at once."""
     order = np.argsort(tensor, kind="stable")
-    count = np.bincount(tensor, minlength=len(table.specs)) if len(wanted) else np.zeros(len(table.specs), np.int64)
+    count = np.bincount(tensor, minlength=len(table.specs)) if len(tensor) else np.zeros(len(table.specs), np.int64)
     first = np.cumsum(count) - count
     rows = np.flatnonzero(count[table.tensor_id] > 0) if len(table) else np.zeros(0, np.int64)
     held = table.tensor_id[rows]
@@ -116,30 +126,36 @@ def _pairs(table: ChunkTable, wanted: Sequence[tuple[str, Box]]) -> tuple[Ints, 
     return rows, order[first[held]] if len(rows) else np.zeros(0, np.int64)
 
 
-def _columns(boxes: Sequence[Box], dims: int) -> tuple[Ints, Ints]:
-    """Offsets and shapes of boxes, [n, dims] each, unused dimensions as in a chunk table."""
-    low, size = np.zeros((len(boxes), dims), np.int64), np.ones((len(boxes), dims), np.int64)
-    ranks = np.fromiter((len(box.shape) for box in boxes), np.int64, len(boxes))
-    for rank in np.unique(ranks).tolist():
-        if rank:
-            at = np.flatnonzero(ranks == rank)
-            low[at, :rank] = [boxes[i].offset for i in at.tolist()]
-            size[at, :rank] = [boxes[i].shape for i in at.tolist()]
+def _columns(table: ChunkTable, wanted: Sequence[Wanted], tensor: Ints) -> tuple[Ints, Ints]:
+    """Offsets and shapes of the wanted boxes, [n, dims] each, unused dimensions as in a chunk table."""
+    size = spec_columns(table)[0][tensor]
+    low = np.zeros_like(size)
+    for number, (_, box) in enumerate(wanted):
+        if box is not None:
+            rank = len(box.shape)
+            low[number, :rank], size[number, :rank] = box.offset, box.shape
     return low, size
 
 
-def _check_filled(wanted: Sequence[tuple[str, Box]], size: Ints, target: Ints, offset: Ints, extent: Ints) -> None:
+def _check_filled(
+    table: ChunkTable, tensor: Ints, low: Ints, size: Ints, target: Ints, offset: Ints, extent: Ints
+) -> None:
     """Raise CorruptSnapshot unless the regions that arrive in each wanted box tile it: no gap, no overlap."""
-    arriving = np.bincount(target, extent.prod(axis=1), len(wanted)).astype(np.int64)
+
+    def wanted(number: int) -> tuple[str, Box]:
+        spec = table.specs[tensor[number]]
+        dims = len(spec.shape)
+        return spec.name, Box(tuple(low[number, :dims].tolist()), tuple(size[number, :dims].tolist()))
+
+    arriving = np.bincount(target, extent.prod(axis=1), len(size)).astype(np.int64)
     if len(short := np.flatnonzero(arriving != size.prod(axis=1))):
-        name, box = wanted[int(short[0])]
+        name, box = wanted(int(short[0]))
         raise CorruptSnapshot(
-            f"tensor {name!r}: {int(arriving[short[0]])} elements of the snapshot lie in {box}, "
-            f"which has {math.prod(box.shape)}"
+            f"tensor {name!r}: {int(arriving[short[0]])} elements of the snapshot lie in {box}, which has {box.volume}"
         )
     doubtful, parts = not_proven(target, offset, extent, size)
     for number, rows in zip(doubtful.tolist(), parts.of(doubtful)):
-        name, box = wanted[number]
+        name, box = wanted(number)
         dims = len(box.shape)
         boxes = zip(parts.offset[rows, :dims].tolist(), parts.shape[rows, :dims].tolist())
         check_tiling(TensorSpec(name, "", box.shape, 1), (Box(tuple(at), tuple(shape)) for at, shape in boxes))

@@ -7,7 +7,6 @@ placements. What cannot be saved bit for bit is refused here, by key and type.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -139,7 +138,7 @@ def _as_declared(layout: Layout, declared: Declared, mesh: Mesh) -> Layout:
         shape[dim] *= mesh.place(axes, {})[1]
     cuts = tuple((axes, dim % len(shape)) for axes, dim in declared.cuts if mesh.place(axes, {})[1] > 1)
     held_at = tuple((axis, at) for axis, at in declared.held_at if mesh.size(axis) > 1)
-    whole = Layout(replace(spec, shape=tuple(shape)), (*cuts, *layout.cuts), held_at)
+    whole = Layout(spec._replace(shape=tuple(shape)), (*cuts, *layout.cuts), held_at)
     used = [axis for axis, _ in held_at]
     used += [axis for axes, _ in whole.cuts for axis in ((axes,) if isinstance(axes, str) else axes)]
     if len(set(used)) < len(used):

@@ -7,7 +7,7 @@ and order in memory, and nothing more than before: less than a microsecond per t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from operator import attrgetter, eq, is_
 from typing import Any
 
@@ -59,7 +59,7 @@ class TensorSlots:
 
     def close(self) -> None:
         """The list is complete: remember addresses, shapes and dtypes."""
-        self._facts = [list(facts) for facts in self._now()]
+        self._facts = [list(map(fact, self._tensors)) for fact in _FACTS]
 
     def unchanged(self) -> bool:
         """Whether all dicts still hold the very same tensors in the very same memory."""
@@ -68,9 +68,11 @@ class TensorSlots:
             and all(len(now) == len(then) and all(map(is_, now, then)) for now, then in self._lists)
             and all(map(is_, map(dict.get, self._holders, self._keys), self._held))
             and all(map(is_, map(attrgetter("_local_tensor"), self._wrappers), self._inner))
-            and all(all(map(eq, now, then)) for now, then in zip(self._now(), self._facts))
+            and all(map(eq, _side_by_side(map(fact, self._tensors) for fact in _FACTS), _side_by_side(self._facts)))
         )
 
-    def _now(self) -> Iterator[Iterator[object]]:
-        # compared one by one: lists of 20,000 new tuples would set off the cyclic collector in the middle of the stall
-        return (map(fact, self._tensors) for fact in _FACTS)
+
+def _side_by_side(columns: Iterable[Iterable[object]]) -> Iterator[tuple[object, ...]]:
+    """The rows of ``columns``, one at a time: all that is asked of a tensor is asked while it is in the caches, and no
+    list of 20,000 new tuples sets off the cyclic collector in the middle of the stall."""
+    return zip(*columns)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
@@ -69,20 +70,18 @@ class Transfer:
         self.window_bytes = min(window_bytes, getattr(source, "window_bytes", None) or window_bytes)
         self.waited_s = 0.0
         """Seconds spent waiting for chunks."""
-        kinds: dict[str, torch.dtype] = {spec.dtype: getattr(torch, spec.dtype) for spec in table.specs}
-        saved = {spec.name: kinds[spec.dtype] for spec in table.specs}
-        self._dtypes = [saved[target.name] for target in targets]
-        self._address = np.fromiter(map(_plain_address, targets, self._dtypes), np.int64, len(targets))
-        self._plain = plan.flat & (self._address[plan.target] != 0)
+        address = np.fromiter(map(attrgetter("address"), targets), np.int64, len(targets))
+        is_plain = np.fromiter(map(attrgetter("plain"), targets), bool, len(targets))
+        self._plain = plan.flat & is_plain[plan.target]
         """Copies between runs of bytes."""
-        self._destination = self._address[plan.target] + plan.target_byte
+        self._destination = address[plan.target] + plan.target_byte
         self._first = np.concatenate(([0], np.cumsum(np.bincount(plan.source, minlength=len(plan.rows)))))
 
     def run(self, before_live: Callable[[], None]) -> None:
         """Fill all targets. ``before_live`` is called before the first byte of live memory changes. Raises what the
         source raises."""
         plan = self.plan
-        is_live = np.fromiter((target.live for target in self.targets), bool, len(self.targets))
+        is_live = np.fromiter(map(attrgetter("live"), self.targets), bool, len(self.targets))
         live = np.zeros(len(plan.rows), bool)
         live[plan.source[is_live[plan.target]]] = True
         mapped = getattr(self.source, "mapped", None)
@@ -149,10 +148,8 @@ class Transfer:
         pieces = Pieces(self._destination[plain], begin, plan.nbytes[plain])
         copy_pieces([pieces] if helper is None else parts_for(pieces, min(self.threads, 2)), 0, helper)
         for copy, part in zip(fetched.copies[~is_plain].tolist(), part_of[~is_plain].tolist()):
-            target = int(plan.target[copy])
             shape = self.table.box(int(plan.rows[plan.source[copy]])).shape
-            address = int(self._address[target])
-            _put_region(plan, copy, self.targets[target], address, arrays[part], shape, self._dtypes[target])
+            _put_region(plan, copy, self.targets[int(plan.target[copy])], arrays[part], shape)
 
     def _copies_of(self, positions: Ints) -> Ints:
         """The copies out of these rows of the plan, in order."""
@@ -170,31 +167,22 @@ class _Fetched:
     copies: Ints
 
 
-def _plain_address(target: Target, dtype: torch.dtype) -> int:
-    """Where the memory of ``target`` begins if it takes a chunk's bytes as they are, else 0."""
-    tensor = target.tensor
-    is_plain = tensor.is_cpu and tensor.dtype is dtype and tensor.is_contiguous()
-    return target.address if is_plain and not (dtype.is_complex and tensor.is_conj()) else 0
-
-
 def _put_region(
     plan: RestorePlan,
     row: int,
     target: Target,
-    address: int,
     chunk: npt.NDArray[np.uint8],
     shape: tuple[int, ...],
-    saved: torch.dtype,
 ) -> None:
-    """One region by way of its elements: out of or into something strided, another dtype, another device.
-    ``address`` is that of memory that takes the bytes as they are, or 0."""
+    """One region by way of its elements: out of or into something strided, another dtype, another device."""
+    saved: torch.dtype = getattr(torch, target.spec.dtype)
     dims = len(shape)
     extent = plan.extent[row, :dims].tolist()
     source = [slice(a, a + n) for a, n in zip(plan.source_offset[row, :dims].tolist(), extent)]
     place = [slice(a, a + n) for a, n in zip(plan.target_offset[row, :dims].tolist(), extent)]
     raw = chunk.reshape(*shape, saved.itemsize)[tuple(source)]
-    if address:
-        memory = np.frombuffer(_MEMORY[address : address + target.tensor.nbytes], np.uint8)
+    if target.plain:
+        memory = np.frombuffer(_MEMORY[target.address : target.address + target.tensor.nbytes], np.uint8)
         np.copyto(memory.reshape(*target.tensor.shape, saved.itemsize)[tuple(place)], raw)
         return
     region = torch.from_numpy(np.array(raw, order="C")).view(saved).view(extent)

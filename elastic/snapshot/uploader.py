@@ -7,7 +7,6 @@ are the store's. Whatever a failed upload leaves behind is named by no manifest,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +16,7 @@ from elastic.protocol.shares import ALIGNMENT_BYTES
 from elastic.snapshot.checksum import digest_text
 from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.delta import Delta, delta
+from elastic.snapshot.drain_threads import drain_threads
 from elastic.snapshot.manifest import FileRecord
 from elastic.snapshot.object_names import pack_name, table_name
 from elastic.snapshot.seal import pack_digest
@@ -33,6 +33,7 @@ def upload_shares(
     node: int,
     previous: ChunkTable | None = None,
     parallel: int = PARALLEL_UPLOADS,
+    nice: int = 0,
 ) -> tuple[list[FileRecord], ChunkTable]:
     """Write the packs of ``shares`` (rank to chunk table and bytes) and the table of ``node`` under ``prefix``.
 
@@ -43,7 +44,7 @@ def upload_shares(
     deltas = {
         rank: delta(table, previous, f"{directory}/{pack_name(rank)}") for rank, (table, _) in sorted(shares.items())
     }
-    with ThreadPoolExecutor(max(1, parallel), thread_name_prefix="upload") as threads:
+    with drain_threads(max(1, parallel), "upload", nice) as threads:
         packs = [
             threads.submit(_put_pack, store, prefix, rank, delta, shares[rank][1])
             for rank, delta in deltas.items()

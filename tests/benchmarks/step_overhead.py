@@ -22,7 +22,8 @@ from rich.table import Table
 from elastic.data.loader import ElasticLoader
 from elastic.gate import BoundaryGate
 from elastic.mesh import Mesh
-from elastic.run import Run, RunContext
+from elastic.run import Run
+from elastic.run_context import RunContext
 
 TENSORS = 100
 

@@ -149,10 +149,10 @@ def test_what_is_not_committed_is_never_readable(maker: SnapshotMaker) -> None:
     assert maker.tier.tables("g1-new") == {}
     assert maker.tier.locate("g1-new/r00000.pack") is None
     with pytest.raises(SnapshotError):
-        maker.tier.read("g1-new", table, np.arange(len(table)))
+        maker.tier.source("g1-new").read(table, np.arange(len(table)))
     maker.tier.commit("g1-new")
     assert maker.tier.held() == {"g1-new": {0, 1, 2, 3}}
-    assert len(maker.tier.read("g1-new", table, np.arange(len(table)))) == len(table)
+    assert len(maker.tier.source("g1-new").read(table, np.arange(len(table)))) == len(table)
 
 
 def test_every_byte_of_a_share_is_read_back(maker: SnapshotMaker) -> None:
@@ -161,7 +161,7 @@ def test_every_byte_of_a_share_is_read_back(maker: SnapshotMaker) -> None:
     index.check_coverage()
     assert index.table.aliases == (("head.weight", "embedding.weight"),)
     values = maker.values(7)
-    for row, chunk in enumerate(maker.tier.read(attempt, index.table, np.arange(len(index.table)))):
+    for row, chunk in enumerate(maker.tier.source(attempt).read(index.table, np.arange(len(index.table)))):
         spec = index.table.specs[index.table.tensor_id[row]]
         part = values[spec.name][index.table.box(row).within(spec.box)]
         assert bytes(chunk) == np.ascontiguousarray(part).tobytes()
@@ -215,7 +215,7 @@ def test_a_rank_that_still_copies_into_an_abandoned_slot_harms_nobody(maker: Sna
     for view in late:
         view[:] = 0xFF
     table = maker.tier.index(attempt).table
-    maker.tier.read(attempt, table, np.arange(len(table)))
+    maker.tier.source(attempt).read(table, np.arange(len(table)))
     with pytest.raises(SnapshotError, match="given up"):
         maker.tier.seal(staged)
 
@@ -247,7 +247,6 @@ def test_a_plan_is_sent_once_and_asked_for_where_it_is_not_known(maker: Snapshot
     slots = maker.tier.open_attempt("g1-a", {share.rank: share.nbytes for share in maker.shares})
     assert slots is not None
     staged = maker.stage(2, maker.values(2), 1, slots[1], "g1-a", 1)
-    assert maker.tier.knows_plan(staged.plan_key)
     report = maker.tier.seal(replace(staged, plan=None))
     assert report.nbytes == staged.used_bytes
     with pytest.raises(SnapshotError, match="send the plan"):
@@ -293,7 +292,7 @@ def test_every_checksum_finds_a_flipped_bit_of_the_arena(tmp_path: Path, algorit
     assert slot is not None
     maker.tier.arena.view(slot)[table.byte_start[row]] ^= 1
     with pytest.raises(CorruptSnapshot) as caught:
-        maker.tier.read(attempt, table, np.arange(len(table)))
+        maker.tier.source(attempt).read(table, np.arange(len(table)))
     assert table.describe(row) in str(caught.value)
     maker.close()
 
@@ -321,7 +320,7 @@ def test_a_replica_is_the_share_and_survives_the_node(maker: SnapshotMaker, peer
     assert (report.digest, report.point) == (reports[0].digest, reports[0].point)
     replicate(maker, peer, attempt)
     table = maker.tier.index(attempt).table
-    own = [bytes(chunk) for chunk in maker.tier.read(attempt, table, np.arange(len(table)))]
+    own = [bytes(chunk) for chunk in maker.tier.source(attempt).read(table, np.arange(len(table)))]
     peer.commit(attempt)
     maker.tier.close()
     index = peer.index(attempt)
@@ -355,7 +354,7 @@ def test_a_bad_chunk_is_read_from_the_next_copy(maker: SnapshotMaker, peer: Node
     peer.commit(attempt)
     table = maker.tier.index(attempt).table
     rows = np.arange(len(table))
-    good = [bytes(chunk) for chunk in maker.tier.read(attempt, table, rows)]
+    good = [bytes(chunk) for chunk in maker.tier.source(attempt).read(table, rows)]
 
     def spoil(tier: NodeTier, row: int) -> None:
         slot = tier.locate(table.packs[table.pack_id[row]])

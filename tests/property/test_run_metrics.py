@@ -6,7 +6,8 @@ import torch
 
 from elastic.gate import BoundaryGate, Order
 from elastic.mesh import Mesh
-from elastic.run import Run, RunContext
+from elastic.run import Run
+from elastic.run_context import RunContext
 
 
 class Asks:

@@ -10,7 +10,8 @@ import torch
 from elastic.config import RestoreConfig
 from elastic.gate import BoundaryGate
 from elastic.mesh import Mesh
-from elastic.run import Run, RunContext
+from elastic.run import Run
+from elastic.run_context import RunContext
 from elastic.snapshot.foreign import weights_of
 from elastic.snapshot.import_torch import open_torch_file
 from elastic.snapshot.imports import import_weights

@@ -105,7 +105,7 @@ def test_a_tensor_of_one_pipeline_stage_is_shared_among_the_ranks_of_that_stage(
 def test_the_key_changes_with_everything_that_the_plan_follows_from() -> None:
     layout = Layout(spec("t", 6, 4), (("dp", 0),))
     others = [
-        plan_key([replace(layout, spec=replace(layout.spec, **change))], DP4, 0)
+        plan_key([replace(layout, spec=layout.spec._replace(**change))], DP4, 0)
         for change in ({"name": "u"}, {"dtype": "int32"}, {"shape": (4, 6)}, {"itemsize": 8})
     ]
     others += [plan_key([replace(layout, cuts=(("dp", 1),))], DP4, 0), plan_key([layout], DP4, 1)]
