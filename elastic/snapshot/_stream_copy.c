@@ -1,4 +1,5 @@
-/* Copies many pieces of memory in one call, without the interpreter lock and past the caches.
+/* Copies many pieces of memory in one call, without the interpreter lock and past the caches; and tells where many
+ * buffers lie.
  *
  * An ordinary store first reads the line that it overwrites. What is staged is not read again by the processor that
  * copies it, so streaming stores are used where the processor has them: a third less traffic to memory. Four pages are
@@ -77,7 +78,35 @@ static PyObject *copy(PyObject *self, PyObject *arguments)
     Py_RETURN_NONE;
 }
 
+static PyObject *addresses(PyObject *self, PyObject *arguments)
+{
+    PyObject *parts;
+    Py_buffer into, part;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "Ow*", &parts, &into))
+        return NULL;
+    PyObject *items = PySequence_Fast(parts, "a sequence of buffers is needed");
+    int good = items != NULL;
+    if (good && into.len != PySequence_Fast_GET_SIZE(items) * (Py_ssize_t)sizeof(int64_t)) {
+        PyErr_SetString(PyExc_ValueError, "there is one 64-bit integer for each buffer");
+        good = 0;
+    }
+    for (Py_ssize_t i = 0; good && i < PySequence_Fast_GET_SIZE(items); i++) {
+        good = PyObject_GetBuffer(PySequence_Fast_GET_ITEM(items, i), &part, PyBUF_SIMPLE) == 0;
+        if (good) {
+            ((int64_t *)into.buf)[i] = (int64_t)(intptr_t)part.buf;
+            PyBuffer_Release(&part);
+        }
+    }
+    Py_XDECREF(items);
+    PyBuffer_Release(&into);
+    if (!good)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"addresses", addresses, METH_VARARGS, "addresses(buffers, into): where each buffer begins, into 64-bit integers."},
     {"copy", copy, METH_VARARGS, "copy(to, from, sizes): arrays of 64-bit addresses and byte counts."},
     {NULL, NULL, 0, NULL},
 };

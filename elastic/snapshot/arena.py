@@ -191,7 +191,7 @@ class ArenaPool:
                 f"the arena needs {_gib(need)} more ({count} slots of {_gib(nbytes)}), and {_gib(room)} are free",
                 str(self.directory),
                 f"enlarge it (in a container: --shm-size={-(-(need + self.reserved_bytes) // (1 << 30)) + 1}g), "
-                "or name a directory on a disk as the arena directory",
+                "or name a directory on a disk: arena_directory in the snapshot settings",
             )
 
     def _make(self, nbytes: int, users: int = 0) -> SlotRef:
@@ -215,7 +215,7 @@ class ArenaPool:
             raise StorageError(
                 f"the arena has no room for a slot of {_gib(capacity)}: {error.strerror}",
                 str(self.directory),
-                "enlarge /dev/shm, or name a directory on a disk as the arena directory",
+                "enlarge /dev/shm, or name a directory on a disk: arena_directory in the snapshot settings",
             ) from error
         finally:
             os.close(descriptor)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from elastic.errors import CorruptSnapshot, StorageError
 from elastic.snapshot.checksum import algorithm_named
 from elastic.snapshot.chunk_table import ChunkTable, spec_columns
+from elastic.snapshot.gc_pause import gc_paused
 from elastic.snapshot.layout import TensorSpec
 from elastic.snapshot.object_names import check_pack
 
@@ -60,6 +61,11 @@ def encode(table: ChunkTable) -> bytes:
 
 def decode(data: bytes | memoryview) -> ChunkTable:
     """The table in a file; CorruptSnapshot if it is none, or refers to what it does not list."""
+    with gc_paused():
+        return _checked(data)
+
+
+def _checked(data: bytes | memoryview) -> ChunkTable:
     try:
         file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)))
         head = json.loads(file.metadata.metadata[METADATA_KEY])

@@ -7,6 +7,7 @@ without a compiler the C library copies instead, at the speed of an ordinary cop
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -61,6 +62,17 @@ class Pieces:
         offsets, addresses = self.offsets[piece] + inside, self.addresses[piece] + inside
         chosen = [part == number for number in range(parts)]
         return [Pieces(offsets[rows], addresses[rows], sizes[rows]) for rows in chosen if rows.any()]
+
+
+def addresses_of(parts: Sequence[npt.NDArray[np.uint8] | memoryview]) -> Ints:
+    """Where each of these contiguous buffers begins in memory, [n]."""
+    found = np.empty(len(parts), np.int64)
+    if _stream_copy is not None:
+        _stream_copy.addresses(parts, found)
+        return found
+    for number, part in enumerate(parts):
+        found[number] = np.frombuffer(part, np.uint8).__array_interface__["data"][0]
+    return found
 
 
 def parts_for(pieces: Pieces, threads: int) -> list[Pieces]:

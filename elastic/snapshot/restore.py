@@ -9,10 +9,8 @@ until a restore has succeeded.
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +20,7 @@ from elastic.config import RestoreConfig
 from elastic.snapshot.capture import Attached
 from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.component import RESTORED_KINDS, Differences, Saved, Target
+from elastic.snapshot.gc_pause import gc_paused
 from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.judge import Findings, judge, whole_components
 from elastic.snapshot.merge_objects import merged_objects
@@ -117,20 +116,8 @@ def restore(
     CorruptSnapshot if chunks are missing or damaged, possibly midway: then ``attached.broken`` is set.
     """
     config = RestoreConfig(mode=how) if isinstance(how, str) else how
-    with _collector_paused():
+    with gc_paused():
         return _restore(attached, index, source, config, window_bytes, versions, live)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No cyclic collection meanwhile: walking a program's whole heap several times over would take most of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _restore(

@@ -17,7 +17,7 @@ import torch
 from elastic.errors import InternalError
 from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.component import Target
-from elastic.snapshot.memory_copy import Pieces, parts_for
+from elastic.snapshot.memory_copy import Pieces, addresses_of, parts_for
 from elastic.snapshot.memory_copy import copy as copy_pieces
 from elastic.snapshot.restore_plan import WINDOW_BYTES, Ints, RestorePlan, windows_of
 from elastic.snapshot.tensor_layout import bits
@@ -139,8 +139,7 @@ class Transfer:
     def _put(self, fetched: _Fetched, helper: Executor | None = None) -> None:
         """Copy what was read to its targets, with the help of another thread if there is one."""
         plan = self.plan
-        arrays = [np.frombuffer(part, np.uint8) for part in fetched.parts]
-        base = np.fromiter((a.__array_interface__["data"][0] for a in arrays), np.int64, len(arrays))
+        base = addresses_of(fetched.parts)
         part_of = np.searchsorted(fetched.positions, plan.source[fetched.copies])
         is_plain = self._plain[fetched.copies]
         plain = fetched.copies[is_plain]
@@ -149,7 +148,9 @@ class Transfer:
         copy_pieces([pieces] if helper is None else parts_for(pieces, min(self.threads, 2)), 0, helper)
         for copy, part in zip(fetched.copies[~is_plain].tolist(), part_of[~is_plain].tolist()):
             shape = self.table.box(int(plan.rows[plan.source[copy]])).shape
-            _put_region(plan, copy, self.targets[int(plan.target[copy])], arrays[part], shape)
+            _put_region(
+                plan, copy, self.targets[int(plan.target[copy])], np.frombuffer(fetched.parts[part], np.uint8), shape
+            )
 
     def _copies_of(self, positions: Ints) -> Ints:
         """The copies out of these rows of the plan, in order."""

@@ -1,4 +1,4 @@
-"""A node reads each chunk of a snapshot once, however many of its ranks want it."""
+"""A node reads each chunk of a snapshot once, however many of its ranks want it; a damaged one is given up."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 from support.cluster import JOBS, TestCluster
 
 import elastic
+from elastic.snapshot.manifest import SnapshotRef
 from elastic.snapshot.reader import SnapshotCatalog
-from elastic.storage.blob_store import open_store
+from elastic.storage.blob_store import BlobStore, open_store
 
 SPY = """
 import json, os
@@ -33,7 +34,17 @@ for name in ("read_into", "scatter"):
 """Every process of the run notes what it reads of packs."""
 
 
-def test_two_ranks_of_a_node_read_every_chunk_of_storage_once(cluster: TestCluster, tmp_path: Path) -> None:
+def spoil(store: BlobStore, ref: SnapshotRef) -> None:
+    """Change one bit of a pack."""
+    key = next(key for key in store.list(ref.prefix) if key.endswith(".pack"))
+    body = bytearray(store.get(key))
+    body[len(body) // 2] ^= 1
+    store.put(key, body)
+
+
+def test_two_ranks_read_every_chunk_once_and_leave_a_damaged_snapshot_for_an_older_one(
+    cluster: TestCluster, tmp_path: Path
+) -> None:
     pair = cluster.cluster.add_node(num_cpus=1, resources={"pair": 2}, object_store_memory=100 << 20, wait=True)
     cluster.nodes[pair.node_id] = pair
     (tmp_path / "sitecustomize.py").write_text(SPY)
@@ -54,18 +65,27 @@ def test_two_ranks_of_a_node_read_every_chunk_of_storage_once(cluster: TestClust
         assert run(2).error is None
         (tmp_path / "reads").unlink(missing_ok=True)  # what uploads looked at
         result = run(3)
+        reads: list[Any] = [json.loads(line) for line in (tmp_path / "reads").read_text().splitlines()]
+        store = open_store(str(tmp_path / "runs"))
+        catalog = SnapshotCatalog(store, "pair")
+        saved, damaged = catalog.find(2), catalog.find(3)
+        assert saved is not None
+        assert damaged is not None
+        spoil(store, damaged)
+        again = run(4)
     finally:
         cluster.kill_node(pair.node_id, "pair")
     assert result.error is None
     assert (result.generations[0].restored_from, result.generations[0].restored_step) == ("remote", 2)
 
-    store = open_store(str(tmp_path / "runs"))
-    catalog = SnapshotCatalog(store, "pair")
-    saved = catalog.find(2)
-    assert saved is not None
-    reads: list[Any] = [json.loads(line) for line in (tmp_path / "reads").read_text().splitlines()]
     assert len({pid for pid, *_ in reads}) == 1, "the ranks leave storage to their store"
     spans = sorted((key, start, start + size) for _, key, start, size in reads if saved.directory in key)
     assert all(a[0] != b[0] or a[2] <= b[1] for a, b in zip(spans, spans[1:])), "no byte was read twice"
     table = catalog.open(saved).table
     assert sum(stop - start for _, start, stop in spans) >= table.total_bytes > 12 << 20
+
+    assert again.error is None
+    assert (again.generations[-1].restored_step, again.step) == (2, 4)
+    assert len(again.generations) == 3, "two tries of the damaged one come first"
+    catalog.list()
+    assert "chunk" in catalog.failed[damaged.directory]

@@ -324,7 +324,7 @@ def test_a_replica_is_the_share_and_survives_the_node(maker: SnapshotMaker, peer
     peer.commit(attempt)
     maker.tier.close()
     index = peer.index(attempt)
-    assert [bytes(chunk) for chunk in peer.read(attempt, index.table, np.arange(len(table)))] == own
+    assert [bytes(chunk) for chunk in peer.source(attempt).read(index.table, np.arange(len(table)))] == own
     maker.tier = NodeTier(peer.arena.directory.parent / "arena")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.snapshot import memory_copy
-from elastic.snapshot.memory_copy import Pieces, copy, parts_for
+from elastic.snapshot.memory_copy import Pieces, addresses_of, copy, parts_for
 
 
 def _pieces(sizes: list[int]) -> tuple[Pieces, np.ndarray, np.ndarray]:
@@ -61,6 +61,27 @@ def test_every_byte_arrives_and_none_beside_it(
         start = address - source.ctypes.data
         expected[offset : offset + size] = source[start : start + size]
     np.testing.assert_array_equal(destination, expected)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_buffers_of_any_kind_are_found_where_they_lie(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(memory_copy, "_stream_copy", None)
+    elif memory_copy._stream_copy is None:
+        pytest.skip("the package was installed without a compiler, or not at all")
+    data = np.zeros(100, np.uint8)
+    read_only = data.data.toreadonly()
+    found = addresses_of([data, data[3:50], data.data[7:], read_only[9:10]])
+    assert (found - data.ctypes.data).tolist() == [0, 3, 7, 9]
+    assert addresses_of([]).tolist() == []
+
+
+def test_the_compiled_search_refuses_what_is_no_buffer() -> None:
+    compiled = pytest.importorskip("elastic.snapshot._stream_copy")
+    with pytest.raises(TypeError):
+        compiled.addresses([np.zeros(1), 5], np.zeros(2, np.int64))
+    with pytest.raises(ValueError, match="for each buffer"):
+        compiled.addresses([], np.zeros(1, np.int64))
 
 
 def test_the_compiled_copy_refuses_lists_of_different_lengths() -> None:
