@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 try:
     from elastic.snapshot import _stream_copy  # type: ignore[attr-defined]
-except ImportError:
+
+    _stream_copy.addresses  # noqa: B018 - one that was built from older sources has none
+except (ImportError, AttributeError):
     _stream_copy = None
 
 THREADED_BYTES = 4 << 20
