@@ -2,7 +2,7 @@
 
 contract.py    what may differ, and by how much
 probed_run.py  a run that watches itself: state, outputs, gradients, samples, generators
-rank.py        one rank in a process of its own, with gloo and without Ray
-worlds.py      starts the ranks of one mesh and gathers what they saw
+rank.py        the ranks of one mesh, each in a process of its own, with gloo and without Ray
+worlds.py      starts those ranks and gathers what they saw
 compare.py     the snapshot, the journal and the worlds side by side, judged by the contract
 """

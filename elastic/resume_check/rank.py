@@ -1,10 +1,18 @@
-"""One rank of a recovery check: ``python -m elastic.resume_check.rank SPEC RANK``. The answer lies beside the spec."""
+"""The ranks of one mesh in a recovery check: ``python -m elastic.resume_check.rank SPEC``. The answers lie beside it.
+
+One fresh process imports what all of them need, which takes longer than their steps, and each rank is a fork of it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
+import math
 import os
+import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -25,6 +33,11 @@ from elastic.snapshot.restore import ChunkSource, RestoreReport
 from elastic.snapshot.rng import seed_everything
 from elastic.storage.blob_store import open_store
 from elastic.train_function import call_train_function, set_current_run
+
+FIRST_USED = ("torch.distributed.tensor", "torch.distributed.fsdp", "torch._dynamo")
+"""What sharded models and the first step of an optimizer import: seconds of each rank, if it were not here already."""
+LAST_WORDS_S = 0.2
+"""Of a rank whose peer has failed: the one that failed first is rarely the one that is seen first."""
 
 
 class _Link:
@@ -85,10 +98,8 @@ def _fields(contract: Any) -> dict[str, float] | None:
     return {name: getattr(contract, name) for name in contract.__slots__} if contract is not None else None
 
 
-def main(path: str, rank: int) -> int:
+def take_part(place: Path, spec: dict[str, Any], rank: int) -> int:
     """0, or 1 where the train function raised; either way the answer is written."""
-    place = Path(path)
-    spec = json.loads(place.read_text())
     try:
         answer = check(spec, rank, place.parent)
         done = 0
@@ -97,11 +108,45 @@ def main(path: str, rank: int) -> int:
         answer = {"error": text, "kind": type(error).__name__, "traceback": traceback.format_exc()}
         done = 1
     (place.parent / f"answer-{rank}.json").write_text(json.dumps(answer))
-    # Peers may still be inside of a collective with this rank; nothing here is worth an orderly end of threads.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(done)
+    return done
+
+
+def main(path: str) -> int:
+    """0 if all ranks have answered; 1 as soon as one has failed, since the others wait for it in vain."""
+    place = Path(path)
+    spec = json.loads(place.read_text())
+    for module in FIRST_USED:
+        importlib.import_module(module)
+    left = {_start(place, spec, rank) for rank in range(math.prod(size for _, size in spec["mesh"]))}
+    while left:
+        ended, status = os.wait()
+        left.discard(ended)
+        if status and left:
+            time.sleep(LAST_WORDS_S)
+            for rank in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank, signal.SIGKILL)
+            return 1
+    return 0
+
+
+def _start(place: Path, spec: dict[str, Any], rank: int) -> int:
+    """The process of a rank."""
+    if process := os.fork():
+        return process
+    done = 1
+    try:
+        with (place.parent / f"stderr-{rank}").open("wb") as errors:
+            os.dup2(errors.fileno(), 2)
+        done = take_part(place, spec, rank)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Peers may still be inside of a collective with this rank; nothing here is worth an orderly end of threads.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(done)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    sys.exit(main(sys.argv[1]))

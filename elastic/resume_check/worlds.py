@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ import numpy.typing as npt
 from elastic.errors import ClusterError, RestoreError, TrainingFailed
 from elastic.mesh import DATA_AXES, Mesh
 
-POLL_S = 0.05
 _FAILS_TO_RESTORE = (
     "CorruptSnapshot",
     "ModelMismatch",
@@ -108,14 +108,22 @@ def run_world(spec: dict[str, Any], mesh: Mesh, directory: Path, timeout_s: floa
     place = directory / "spec.json"
     place.write_text(json.dumps({**spec, "mesh": mesh.axes}))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
-    processes = [_start(place, rank, environment) for rank in range(mesh.world_size)]
+    environment.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # a process that forks has no other threads
+    with (directory / "stderr").open("wb") as errors:
+        words = [sys.executable, "-m", "elastic.resume_check.rank", str(place)]
+        process = subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=errors, env=environment, start_new_session=True
+        )
     try:
-        _wait(processes, time.monotonic() + timeout_s, mesh, timeout_s)
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        raise ClusterError(
+            f"the ranks of {mesh} did not take their steps within {timeout_s:g} s", "give them longer: --timeout"
+        ) from None
     finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the ranks too
+        process.wait()
     answers = []
     for rank in range(mesh.world_size):
         answer = directory / f"answer-{rank}.json"
@@ -124,23 +132,8 @@ def run_world(spec: dict[str, Any], mesh: Mesh, directory: Path, timeout_s: floa
     return World(mesh, directory, tuple(answers))
 
 
-def _start(spec: Path, rank: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "elastic.resume_check.rank", str(spec), str(rank)]
-    with (spec.parent / f"stderr-{rank}").open("wb") as errors:
-        return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
-
-
-def _wait(processes: list[subprocess.Popen[bytes]], deadline: float, mesh: Mesh, timeout_s: float) -> None:
-    """Until all have ended, or one has failed: the others wait for it in vain."""
-    while any(process.poll() is None for process in processes):
-        if any(process.poll() for process in processes):
-            time.sleep(4 * POLL_S)  # the one that failed first is rarely the one that is seen first
-            return
-        if time.monotonic() > deadline:
-            raise ClusterError(
-                f"the ranks of {mesh} did not take their steps within {timeout_s:g} s", "give them longer: --timeout"
-            )
-        time.sleep(POLL_S)
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").strip().splitlines() if path.exists() else []
 
 
 def _raise_first(answers: list[dict[str, Any] | None], mesh: Mesh, directory: Path) -> None:
@@ -149,7 +142,7 @@ def _raise_first(answers: list[dict[str, Any] | None], mesh: Mesh, directory: Pa
     failed.sort(key=lambda found: found[1] is None or "onnection" in found[1]["error"])
     for rank, answer in failed:
         if answer is None:
-            words = (directory / f"stderr-{rank}").read_text(errors="replace").strip().splitlines()
+            words = [line for name in (f"stderr-{rank}", "stderr") for line in _lines(directory / name)]
             raise ClusterError(f"rank {rank} of {mesh} ended without an answer: {words[-1] if words else 'killed'}")
         if answer["kind"] in _FAILS_TO_RESTORE:
             raise RestoreError(answer["error"], f"rank {rank} of {mesh}")

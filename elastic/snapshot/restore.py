@@ -2,7 +2,7 @@
 
 Nothing live is touched before names, shapes, dtypes and coverage have been found right, and before every chunk has been
 verified that lies in this node's memory or goes into memory that is not live yet (an optimizer's state). What else goes
-into live memory is verified as well before that, if it fits one window. If it does not, it is verified window by window
+into live memory is verified as well before that, if it fits one window. If it does not, it is verified piece by piece
 (see transfer): if that fails midway, the attached state is marked as broken and refuses to be captured or trained on
 until a restore has succeeded.
 """

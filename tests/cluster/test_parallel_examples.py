@@ -9,6 +9,10 @@ import pytest
 from support.cluster import TestCluster, when
 
 import elastic
+from elastic.mesh import Mesh
+from elastic.resume_check.check import recovery_check
+from elastic.snapshot.reader import SnapshotCatalog
+from elastic.storage.blob_store import open_store
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -19,6 +23,9 @@ MESHES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "experts": ({"ep": 2}, {"ep": 3}),
     "context_parallel": ({"dp": 1, "cp": 2}, {"dp": 2, "cp": 2}),
 }
+
+CHECKED = ("fsdp2_tensor_parallel", "pipeline")
+"""Those whose snapshots are also put to the recovery check: all axes of sharding, and microbatches."""
 
 
 def test_every_example_is_run() -> None:
@@ -46,6 +53,27 @@ def test_the_example_learns_and_goes_on_on_another_mesh(cluster: TestCluster, tm
     assert result.generations[0].restored_step == 30
     first, last = (sum(part) / 10 for part in (losses[0][:10], losses[1][-10:]))
     assert last < 0.9 * first
+    if name in CHECKED:
+        check_resume(tmp_path, name)
+
+
+def check_resume(storage: Path, name: str) -> None:
+    """``elastic snapshots verify --resume``: the last snapshot on its own mesh, and on the one before it."""
+    store = open_store(str(storage))
+    saved = SnapshotCatalog(store, name).find(60)
+    assert saved is not None
+    other, target = Mesh(tuple(MESHES[name][0].items())), f"{EXAMPLES}/{name}.py:train"
+    report = recovery_check(store, name, saved, target, meshes=[other], steps=1)
+    assert [check for check in report.checks if check.ok is False] == []
+    made = {check.what for check in report.checks if check.ok and str(other) in check.where}
+    assert made >= {
+        "parameters and optimizer state",
+        "sample ids",
+        "loss",
+        "gradient norm",
+        "next update",
+        "generators",
+    }
 
 
 LOSES_RANK_0 = """

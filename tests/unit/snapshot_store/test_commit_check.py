@@ -73,6 +73,10 @@ def test_ranks_may_hold_different_tensors_where_they_say_so() -> None:
             [("pp=0", "a (aa)", 2), ("pp=1", "a (aa)", 1)],
             r"the 2 ranks at pp=0 do not hold the same .* rank 0: a \(aa\)",
         ),
+        (
+            [("pp=0", "layers.0 (aa)", 1), ("pp=1", "layers.0 (aa)", 1)],
+            r"ranks at pp=0 and those at pp=1 hold different parts .* same names: layers\.0 \(aa\)",
+        ),
     ],
 )
 def test_holders_that_planned_from_other_tensors_are_refused(said: list[tuple[str, str, int]], says: str) -> None:
