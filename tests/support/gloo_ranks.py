@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,14 @@ from elastic.snapshot.node_tier import NodeTier
 from elastic.snapshot.sources import VerifiedSource
 from elastic.snapshot.staging import Stager, capture_and_stage
 
+PRELOADED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"]
+"""Imported once, by the server that ranks are forked from: each would take longer over it than over its test."""
+
 
 def run_ranks(world_size: int, function: Callable[..., None], directory: Path, *args: Any) -> None:
     """Call ``function(rank, directory, *args)`` on so many processes; what one raises is raised here."""
-    mp.spawn(_start, (world_size, function, directory, args), nprocs=world_size)
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    mp.start_processes(_start, (world_size, function, directory, args), nprocs=world_size, start_method="forkserver")
 
 
 def _start(rank: int, world_size: int, function: Callable[..., None], directory: Path, args: tuple[Any, ...]) -> None:
