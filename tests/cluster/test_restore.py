@@ -20,15 +20,16 @@ from elastic.storage.local_blobs import LocalBlobs
 
 def spied(name):
     inner = getattr(LocalBlobs, name)
-    def call(self, key, start, buffers):
+    def call(self, key, start, wanted):
         if key.endswith(".pack"):
-            size = sum(b.nbytes for b in ([buffers] if isinstance(buffers, memoryview) else buffers))
+            buffers = [wanted] if isinstance(wanted, memoryview) else wanted
+            size = wanted if name == "mapped" else sum(b.nbytes for b in buffers)
             with open(os.environ["SPY_LOG"], "a") as log:
                 log.write(json.dumps([os.getpid(), key, start, size]) + "\\n")
-        return inner(self, key, start, buffers)
+        return inner(self, key, start, wanted)
     setattr(LocalBlobs, name, call)
 
-for name in ("read_into", "scatter"):
+for name in ("read_into", "scatter", "mapped"):
     spied(name)
 """
 """Every process of the run notes what it reads of packs."""

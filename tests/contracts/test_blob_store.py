@@ -185,6 +185,20 @@ class TestReading:
         assert bytes(buffer) == b"....." + bytes(range(50, 70)) + b"....."
         store.read_into("k", 50, memoryview(buffer)[:0])
 
+    def test_what_lies_in_memory_may_be_looked_at_instead_of_read(self, store: BlobStore) -> None:
+        body = bytes(range(256)) * 100
+        store.put("k", body)
+        for start, length in ((0, 1), (5, 4091), (4096, 4096), (10_000, 15_600)):
+            view = store.mapped("k", start, length)
+            assert view is None or bytes(view) == body[start : start + length]
+        if view is not None:
+            with pytest.raises(StorageError, match="25600 bytes"):
+                store.mapped("k", 25_599, 2)
+            with pytest.raises(KeyError):
+                store.mapped("missing", 0, 1)
+            store.delete("k")
+            assert bytes(view) == body[10_000:], "a view outlives the name"
+
     @pytest.mark.parametrize(("start", "length"), [(0, 101), (99, 2), (100, 1), (200, 1), (101, None)])
     def test_a_short_object_is_an_error_that_names_it(self, store: BlobStore, start: int, length: int | None) -> None:
         store.put("short.pack", bytes(100))

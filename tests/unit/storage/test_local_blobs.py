@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -261,3 +262,13 @@ class TestNames:
         store.put("k", b"1")
         (tmp_path / "root" / "loop").symlink_to(tmp_path / "root")
         assert list(store.list("")) == ["k"]
+
+
+@pytest.mark.skipif(tuple(map(int, platform.release().split(".")[:2])) < (5, 14), reason="Linux 5.14 can say it")
+def test_files_are_looked_at_where_the_kernel_says_beforehand_that_they_can_be_read(tmp_path: Path) -> None:
+    store = LocalBlobs(tmp_path)
+    store.put("k", bytes(range(200)) * 50)
+    view = store.mapped("k", 5000, 5000)
+    assert view is not None
+    assert bytes(view) == bytes(range(200)) * 25
+    assert view.readonly
