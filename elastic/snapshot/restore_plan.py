@@ -130,10 +130,14 @@ def _columns(table: ChunkTable, wanted: Sequence[Wanted], tensor: Ints) -> tuple
     """Offsets and shapes of the wanted boxes, [n, dims] each, unused dimensions as in a chunk table."""
     size = spec_columns(table)[0][tensor]
     low = np.zeros_like(size)
+    parts: dict[int, list[tuple[int, Box]]] = {}
     for number, (_, box) in enumerate(wanted):
-        if box is not None:
-            rank = len(box.shape)
-            low[number, :rank], size[number, :rank] = box.offset, box.shape
+        if box is not None and box.shape:
+            parts.setdefault(len(box.shape), []).append((number, box))
+    for rank, found in parts.items():
+        at = [number for number, _ in found]
+        low[at, :rank] = [box.offset for _, box in found]
+        size[at, :rank] = [box.shape for _, box in found]
     return low, size
 
 
