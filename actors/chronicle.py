@@ -16,7 +16,7 @@ from elastic.protocol.incident import Incident
 from elastic.protocol.membership import WARM, smallest
 from elastic.protocol.run_lifecycle import RunState
 from elastic.protocol.snapshot_round import RoundState
-from elastic.result import GenerationReport, IncidentReport, Result, SnapshotReport
+from elastic.result import GenerationReport, IncidentReport, Result, SnapshotReport, StragglerReport
 from elastic.snapshot.manifest import SnapshotRef
 
 MOST_METRICS = 200_000
@@ -50,6 +50,7 @@ class Chronicle:
         self._incidents: list[IncidentReport] = []
         self._snapshots: list[SnapshotReport] = []
         self._notices: list[dict[str, Any]] = []
+        self._stragglers: dict[tuple[int, str, int], StragglerReport] = {}
         self._newest_durable: SnapshotRef | None = None
         self._alarms: deque[str] = deque(maxlen=20)
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=RECENT_STEPS)
@@ -203,6 +204,10 @@ class Chronicle:
         """Word that nodes go away has led to something."""
         self._notices.append(story)
 
+    def straggler(self, report: StragglerReport) -> None:
+        """A rank was slow for one window more; what was told of the windows before becomes part of it."""
+        self._stragglers[report.generation, report.member, report.from_step] = report
+
     def boundary_takes_s(self) -> tuple[float, float]:
         """Seconds until a stop at the next boundary is committed in node memory, and of an upload, by the longest of
         the last ones."""
@@ -285,6 +290,9 @@ class Chronicle:
             elif kind == "evacuation":
                 told = {name: value for name, value in record.items() if name not in ("kind", "t", "controller")}
                 self._notices.append(told)
+            elif kind == "straggler":
+                told = {name: value for name, value in record.items() if name not in ("kind", "t", "controller")}
+                self.straggler(StragglerReport(**told))
             elif kind in ("alarm", "abandoned") and not record["reason"].startswith(ORDINARY):
                 self._alarms.appendleft(record["reason"])
         for record in durable:
@@ -349,6 +357,7 @@ class Chronicle:
             "interval": cadence.to_json() if cadence is not None else None,
             "incidents": [asdict(incident) for incident in self._incidents],
             "notices": list(self._notices),
+            "stragglers": [{**asdict(report), "text": str(report)} for report in self._stragglers.values()],
             "node_list": node_list(state, at),
             "alarms": list(self._alarms),
             "journal_lag": journal_lag,
@@ -374,6 +383,7 @@ class Chronicle:
             incidents=tuple(self._incidents),
             snapshots=tuple(self._snapshots),
             notices=tuple(self._notices),
+            stragglers=tuple(self._stragglers.values()),
             interval_reasons=tuple(cadence.reasons) if cadence is not None else (),
             wall_s=wall,
             productive_s=min(wall, sum(row["step_s"] for row in rows)),

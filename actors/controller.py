@@ -20,6 +20,7 @@ import ray
 
 from actors import succession
 from actors.adoption import end_all_of
+from actors.autoscaler import AutoscalerShell
 from actors.cadence import Cadence
 from actors.chronicle import Chronicle
 from actors.cluster_view import head_pin
@@ -35,6 +36,8 @@ from actors.rank_orders import GenerationOrder, RankEvent, departure_of
 from actors.rendezvous import Rendezvous
 from actors.resume import how_to_restore, start_of, what_is_durable
 from actors.snapshot_shell import SnapshotShell
+from actors.straggler_watch import StragglerWatch
+from actors.terminate import die_of_sigterm
 from actors.watch import kill
 from elastic.clock import now, wall
 from elastic.errors import ElasticError, InternalError
@@ -61,6 +64,7 @@ class Controller:
     """The actor. ``start`` returns when the run is under way or has failed to begin; ``result`` when it has ended."""
 
     def __init__(self, spec: ControllerSpec) -> None:
+        die_of_sigterm()
         self.spec = spec
         self.name = spec.run.name
         self.store = open_store(spec.run.storage_path)
@@ -100,6 +104,18 @@ class Controller:
         )
         self.notices = NoticeShell(
             self.post, self.chronicle.boundary_takes_s, self.journal.note, spec.run.failures.notice_s
+        )
+        self.stragglers = StragglerWatch(
+            spec.run.failures,
+            state=lambda: self.machine.state,
+            readings=self.heartbeats.work,
+            chronicle=self.chronicle,
+            note=self.journal.note,
+            alarm=self._alarm,
+            notices=self.notices,
+        )
+        self.autoscaler = AutoscalerShell(
+            self.name, spec.scaling.resources, lambda: self.machine.state, self.journal.note
         )
         self.observer = Observer(
             state=lambda: self.machine.state,
@@ -164,7 +180,6 @@ class Controller:
         await self.take_office(found.generation, found.epoch + 1, "started")
         await self.make_rendezvous()
         self.go_on()
-        self._tasks.append(loop.create_task(self._guard(self.meet())))
 
     async def take_office(self, generation: int, epoch: int, kind: str) -> None:
         """Claim the number of this controller in the journal, before anybody is told anything."""
@@ -187,7 +202,13 @@ class Controller:
 
     def go_on(self) -> None:
         """Look, listen and decide from now on."""
-        watching = (self.observer.watch_nodes(), self.observer.measure(), self.heartbeats.judge())
+        watching = (
+            self.observer.watch_nodes(),
+            self.observer.measure(),
+            self.heartbeats.judge(),
+            self.stragglers.judge(),
+            self.autoscaler.follow(),
+        )
         for work in (self._main(), *watching, self._flush()):
             self._tasks.append(asyncio.get_running_loop().create_task(self._guard(work)))
 
@@ -271,6 +292,8 @@ class Controller:
             if (heard := self._heard.pop(id(event), None)) is not None and not heard.done():
                 heard.set_result(None)
             for command in commands:
+                if isinstance(command, life.BeginGeneration):
+                    await self.meet()
                 self.perform(command)
 
     async def _next_event(self) -> Any:
@@ -427,9 +450,8 @@ class Controller:
     # --- timers --------------------------------------------------------------------------------------------------
 
     async def meet(self) -> None:
-        """Learn the rendezvous address; members that are ready before it wait in the queue's order."""
+        """Learn where the ranks meet now: a rendezvous that had died is somewhere else."""
         self.rendezvous = await self._rendezvous_actor.address.remote()
-        self.members.rendezvous_known.set()
 
     async def _flush(self) -> None:
         while True:
@@ -465,6 +487,7 @@ class Controller:
 
     async def tear_down(self) -> None:
         """End every process of the run and tell whoever waits for the result, which is known."""
+        await self.autoscaler.take_back()
         await self.members.close()
         if self._rendezvous_actor is not None:
             kill(self._rendezvous_actor)

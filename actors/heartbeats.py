@@ -24,6 +24,7 @@ from elastic.progress import PhaseLimits
 from elastic.protocol import run_lifecycle as life
 from elastic.protocol.hangs import NodePulse, Suspicion, odd_one_out, still_moving, suspicion, train_stack
 from elastic.protocol.run_lifecycle import RunState
+from elastic.protocol.stragglers import RankWork
 from elastic.storage.blob_store import BlobStore
 
 log = logging.getLogger("elastic.heartbeats")
@@ -108,6 +109,10 @@ class Heartbeats:
                     places.setdefault(state.members[name].node, []).append(name)
             self._placed = (state.generation, {place: tuple(names) for place, names in places.items()})
         return self._placed[1].get(node, ())
+
+    def work(self) -> dict[str, RankWork]:
+        """What each rank has worked by the last word of its node."""
+        return {work.member: work for _, pulse in self._pulses.values() for work in pulse.work}
 
     def address(self, node: str) -> str:
         """Where the node is, as its store says; empty while that is unknown."""

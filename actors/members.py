@@ -55,7 +55,6 @@ class Members:
         self.ranks: dict[str, Any] = {}
         self.raylets: Mapping[str, Raylet] = {}
         """Of the living nodes, as Ray knows them."""
-        self.rendezvous_known = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._nodes: dict[str, str] = {}
         self.epoch = 0
@@ -194,7 +193,6 @@ class Members:
             ).remote(spec)
             self.ranks[member] = Ordered(actor, self.epoch)
             await asyncio.wait_for(answer(self.ranks[member].warm_up.remote()), START_TIMEOUT_S)
-            await self.rendezvous_known.wait()
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, BaseException) else error
             failure = cause if isinstance(cause, ElasticError) else None

@@ -19,6 +19,7 @@ from actors.progress_page import BEAT_S, PREFIX, Page, read_pages
 from actors.stack_dump import dump
 from elastic.clock import now
 from elastic.protocol.hangs import STANDING, NodePulse, RankPulse
+from elastic.protocol.stragglers import RankWork
 
 log = logging.getLogger("elastic.store")
 
@@ -54,9 +55,11 @@ class NodeWatch:
         at = now()
         over: list[RankPulse] = []
         moving: list[int] = []
+        work: list[RankWork] = []
         for page in self._pages():
             if page.member not in members:
                 continue
+            work.append(RankWork(page.member, page.generation, page.step, page.worked_s, page.alive_at))
             rank = _pulse(page, at)
             if rank.stopped and rank.silent_s > SILENT_S:
                 over.append(rank)
@@ -66,7 +69,7 @@ class NodeWatch:
                 over.append(rank)
             elif rank.phase not in STANDING:
                 moving.append(rank.step)
-        return NodePulse(self._node, self._address, tuple(over), min(moving, default=None))
+        return NodePulse(self._node, self._address, tuple(over), min(moving, default=None), tuple(work))
 
     def stacks(self, members: Collection[str]) -> list[Stacks]:
         """The stacks of those of ``members`` that are here, by py-spy; an empty text where they cannot be had."""

@@ -49,10 +49,14 @@ class NoticeShell:
         """A user does not want the node, from now on or in ``left_s`` seconds at the latest."""
         self._leaving(node, "exclude", "a user excluded it", math.inf if left_s is None else left_s)
 
+    def slow(self, node: str, why: str) -> None:
+        """A rank is slow on the node: it is left at a boundary, for a while."""
+        self._leaving(node, "straggler", why, math.inf)
+
     def readmit(self, node: str) -> None:
         """A user wants the node again, whatever a user or a signal said before; a drain is Ray's to end."""
         self._note("notice", node=node, by="exclude", over=True)
-        for by in ("exclude", "sigterm"):
+        for by in ("exclude", "sigterm", "straggler"):
             self._post(life.NodeStaying(now(), node, by))
 
     def _leaving(self, node: str, by: str, why: str, left_s: float, member: str = "") -> None:

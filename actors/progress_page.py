@@ -16,12 +16,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.own_work import OwnWork
 from elastic.clock import now
 from elastic.progress import Progress
 
 BEAT_S = 0.25
 PREFIX = "page-"
-_RECORD = struct.Struct("<Qdddqqqq64sQ")
+_RECORD = struct.Struct("<Qddddqqqq64sQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Page:
     alive_at: float
     marked_at: float
     limit_s: float
+    worked_s: float
     step: int
     generation: int
     pid: int
@@ -74,6 +76,7 @@ class PageWriter:
 
     def __init__(self, directory: str, member: str, progress: Progress, *, beats: bool = True) -> None:
         self.progress = progress
+        self.work = OwnWork()
         self.generation = -1
         self._sequence = 0
         self._born = int(_stat(os.getpid())[19])
@@ -92,9 +95,10 @@ class PageWriter:
     def write(self) -> None:
         """One record."""
         phase, step, since, limit_s = self.progress.mark
+        self.work.look(phase)
         self._sequence += 1
         record = _RECORD.pack(
-            self._sequence, now(), since, limit_s, step, self.generation, os.getpid(), self._born,
+            self._sequence, now(), since, limit_s, self.work.worked_s, step, self.generation, os.getpid(), self._born,
             phase.encode()[:64], self._sequence,
         )  # fmt: skip
         os.pwrite(self._file, record, 0)
@@ -115,9 +119,9 @@ def _read(path: Path, tries: int = 3) -> Page | None:
         with contextlib.suppress(OSError):
             data = path.read_bytes()
             if len(data) == _RECORD.size:
-                first, alive, marked, limit_s, step, generation, pid, born, phase, last = _RECORD.unpack(data)
+                first, alive, marked, limit_s, worked_s, step, generation, pid, born, phase, last = _RECORD.unpack(data)
                 if first == last:
                     name = phase.rstrip(b"\0").decode(errors="replace")
                     member = path.name.removeprefix(PREFIX)
-                    return Page(member, alive, marked, limit_s, step, generation, pid, born, name)
+                    return Page(member, alive, marked, limit_s, worked_s, step, generation, pid, born, name)
     return None

@@ -64,6 +64,7 @@ class Rank(Fenced):
         with self._warming:
             if self._train is None:
                 self._train = TrainThread(self.spec, self.store, self._tell, _cores_of_actor(), self._progress)
+                self._page.work.follow(self._train.thread)
         return os.getpid()
 
     def account(self) -> tuple[RankFacts, int]:

@@ -155,7 +155,8 @@ class TrainThread:
         # What is loaded now stays; a collection after each generation has only the generation's objects to look at.
         gc.collect()
         gc.freeze()
-        threading.Thread(target=self._loop, name="train", daemon=True).start()
+        self.thread = threading.Thread(target=self._loop, name="train", daemon=True)
+        self.thread.start()
 
     def begin(self, order: GenerationOrder, gate: BoundaryGate) -> None:
         """Go through this generation when the one before has been left."""

@@ -252,11 +252,22 @@ class FailureConfig(_Config):
     notice_s: float = 25.0
     """How long a process goes on to exist after SIGTERM, as far as is known; a drain of Ray brings its own deadline."""
 
+    straggler_factor: float = 1.5
+    """A rank that works so many times as long in each step as its peers, which wait for it, is told as slow."""
+    straggler_window_s: float = 10.0
+    """Of this length, and at least of ten steps, are the windows over which work is compared; a rank has to be slow in
+    three in a row."""
+    stragglers: Literal["report", "leave"] = "report"
+    """What becomes of a rank that is slow: it is told, or its node is also left at a boundary, for ten minutes."""
+
     @model_validator(mode="after")
     def _check(self) -> FailureConfig:
         for field in type(self).model_fields:
-            if field != "budgets" and (value := getattr(self, field)) is not None and value != "auto":
+            value = getattr(self, field)
+            if isinstance(value, (int, float)):
                 _positive(field, value, or_zero=field == "wait_for_workers_s")
+        if self.straggler_factor <= 1:
+            raise _Invalid("straggler_factor", self.straggler_factor, "use more than 1: ranks are never quite equal")
         if self.fence_timeout_s <= self.heartbeat_timeout_s:
             cure = f"use more than heartbeat_timeout_s = {self.heartbeat_timeout_s:g}: a node must not leave first"
             raise _Invalid("fence_timeout_s", self.fence_timeout_s, cure)

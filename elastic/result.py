@@ -63,6 +63,30 @@ class IncidentReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StragglerReport:
+    """A rank that was slow by itself, for so many windows in a row: seconds of one step, in the last of them."""
+
+    member: str
+    rank: int
+    node: str
+    generation: int
+    from_step: int
+    to_step: int
+    worked_s: float
+    """What it worked itself, beside waiting for the others."""
+    peers_s: float
+    """The same of its peers, the median."""
+    step_s: float
+    windows: int
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} on node {self.node[:12]} is slow: it works {self.worked_s:.3g} s of each step of "
+            f"{self.step_s:.3g} s and its peers {self.peers_s:.3g} s, in steps {self.from_step} to {self.to_step}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotReport:
     """One committed snapshot. ``stall_s`` is the longest stall of any rank, ``drain_s`` from there to the commit."""
 
@@ -109,6 +133,8 @@ class Result:
     snapshots: tuple[SnapshotReport, ...] = ()
     notices: tuple[dict[str, Any], ...] = ()
     """Word that nodes go away, and what it led to: ``by``, ``nodes``, ``purpose``, and how long it took."""
+    stragglers: tuple[StragglerReport, ...] = ()
+    """Ranks that were slow by themselves while their peers waited."""
     interval_reasons: tuple[str, ...] = ()
     wall_s: float = 0.0
     productive_s: float = 0.0

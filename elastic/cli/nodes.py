@@ -95,11 +95,14 @@ def find_node(nodes: list[dict[str, Any]], wanted: str) -> dict[str, Any]:
     return found[0]
 
 
+_BY = {"drain": "drains", "exclude": "excluded", "sigterm": "told to end", "straggler": "slow"}
+
+
 def node_state(node: dict[str, Any]) -> list[str]:
     """Why a node is not used, or not for long, in words; nothing for one that is."""
     words = []
     for word in node["leaving"]:
-        text = {"drain": "drains", "exclude": "excluded", "sigterm": "told to end"}.get(word["by"], word["by"])
+        text = _BY.get(word["by"], word["by"])
         words.append(text if word["left_s"] is None else f"{text}, goes in {seconds(max(0.0, word['left_s']))}")
     if node["left_alone_s"] > 0:
         words.append(f"left alone for {seconds(node['left_alone_s'])} after {count(node['failures'], 'failure')}")

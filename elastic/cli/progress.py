@@ -83,7 +83,7 @@ _WAYS = {
     "unwound": "a failure came first",
     "cancelled": "taken back",
 }
-_WORDS = {"drain": "Ray drains it", "sigterm": "SIGTERM", "exclude": "excluded"}
+_WORDS = {"drain": "Ray drains it", "sigterm": "SIGTERM", "exclude": "excluded", "straggler": "a rank is slow there"}
 
 
 def told_notice(notice: Status) -> str:

@@ -64,6 +64,7 @@ def lines(now: dict[str, Any]) -> list[str]:
         found.append(f"  interval: {now['interval']['reason']}")
     found += [f"  incident at {seconds(i['at_s'])}: {told(i)}" for i in now["incidents"][-5:]]
     found += [f"  notice: {told_notice(notice)}" for notice in now["notices"][-5:]]
+    found += [f"  straggler: {straggler['text']}" for straggler in now["stragglers"][-5:]]
     states = {node["node"][:12]: node_state(node) for node in now["node_list"]}
     found += [f"  node {name}: {', '.join(state)}" for name, state in states.items() if state]
     found += [f"  alarm: {alarm}" for alarm in now["alarms"][-5:]]

@@ -19,6 +19,7 @@ def summary(result: Result) -> list[str]:
     for incident in result.to_json()["incidents"]:
         lines.append(f"  incident at {seconds(incident['at_s'])}: {told(incident)}")
     lines += [f"  notice: {told_notice(notice)}" for notice in result.notices]
+    lines += [f"  straggler: {straggler}" for straggler in result.stragglers]
     if result.snapshot:
         lines.append(f"  newest durable snapshot: {result.storage.rstrip('/')}/{result.run}/{result.snapshot}")
     again = not isinstance(result.error, DeterministicFailure)

@@ -19,7 +19,7 @@ from elastic.protocol.gathering import gather, staff
 from elastic.protocol.machine import Handler
 from elastic.protocol.membership import smallest
 from elastic.protocol.run_commands import CancelRound
-from elastic.protocol.run_events import ResizeAsked, StopAsked, Tick
+from elastic.protocol.run_events import NodeStaying, ResizeAsked, StopAsked, Tick
 from elastic.protocol.run_state import (
     ENDED,
     FINISHING,
@@ -79,7 +79,7 @@ def tick(state: RunState, event: Tick) -> Outcome:
     or to leave. ``return``: some returned early, the others had so long to do the same. ``seal``: an open round had so
     long to end. ``retry``, ``start``, ``store <node>``: the time to try again. ``again``: the wait between failures in
     a row. ``cool <node>``: the node is used again. ``notice``, ``replaced``, ``leave``,
-    ``lapse <node>``: see ``notices``.
+    ``lapse <node>``, ``slow <node>``: see ``notices``.
     """
     passed = [name for name, at in state.deadlines.items() if at <= event.at]
     state = state.undue(*(name for name in passed if name not in ("cluster", "more")))
@@ -101,6 +101,8 @@ def tick(state: RunState, event: Tick) -> Outcome:
             state, more = start_store(state, name.removeprefix("store "))
         elif name.startswith("lapse "):
             state, more = notices.lapse(state, name.removeprefix("lapse "), event.at)
+        elif name.startswith("slow "):
+            state, more = notices.node_staying(state, NodeStaying(event.at, name.removeprefix("slow "), notices.SLOW))
         else:
             more = ()
         commands += more

@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from elastic.protocol.stragglers import RankWork
+
 STANDING = ("boundary", "idle")
 """Phases in which a rank waits for the run: it is nobody's hope, and at no fault."""
 
@@ -56,6 +58,8 @@ class NodePulse:
     """Ranks that stand for longer than they may, or whose process is stopped."""
     moving_step: int | None = None
     """The fewest finished steps of a rank that is neither over nor waiting for the run; None: there is no such rank."""
+    work: tuple[RankWork, ...] = ()
+    """What each of the node's ranks has worked: see ``stragglers``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,12 @@ def train_stack(dump: str) -> tuple[str, ...]:
 
 def waits_for_peers(stack: Sequence[str]) -> bool:
     """Whether the innermost call is a collective, or the engine of autograd, whose hooks wait for them."""
-    return bool(stack) and bool(_COLLECTIVE.search(stack[0]))
+    return bool(stack) and is_collective(stack[0])
+
+
+def is_collective(call: str) -> bool:
+    """Whether a frame, or the file that its code is in, is where a thread stands that waits for its peers."""
+    return _COLLECTIVE.search(call) is not None
 
 
 def odd_one_out(stacks: Mapping[str, Sequence[str]]) -> tuple[str, str]:

@@ -50,7 +50,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Word that a node goes away; ``by``: drain, sigterm or exclude. Times are seconds on the controller's clock."""
+    """Word that a node goes away; ``by``: drain, sigterm, exclude or straggler. Times are seconds on the controller's
+    clock."""
 
     node: str
     by: str

@@ -5,6 +5,7 @@ A notice says which node, who says so and until when the node is there:
     drain     Ray drains it; nothing new can be placed there any more
     sigterm   one of the run's processes there was told to end
     exclude   a user does not want it
+    straggler a rank is slow there; after a while it is used again
 
 All that come close together lead to one decision at one boundary, as late as it is safe and as early as it is useful:
 
@@ -39,6 +40,10 @@ EXCLUDE = "exclude"
 SOFT = "sigterm"
 """A process was told to end, not its node: where there is no other place for it, the node is used again."""
 
+SLOW = "straggler"
+SLOW_S = 600.0
+"""How long a node is not used on which a rank was slow."""
+
 
 def node_leaving(state: RunState, event: NodeLeaving) -> Outcome:
     """Note it; where it concerns ranks that train, the time to decide is set anew."""
@@ -61,6 +66,8 @@ def node_leaving(state: RunState, event: NodeLeaving) -> Outcome:
     )
     if event.by == SOFT:
         state = state.undue(f"lapse {event.node}").due(f"lapse {event.node}", 2 * notice.deadline - notice.at)
+    elif event.by == SLOW:
+        state = state.due(f"slow {event.node}", notice.at + SLOW_S)
     plan = state.evacuation
     if plan is not None and plan.out_at >= 0 and leaving_ranks(state):
         state, commands = _closed(state, plan, event.at)
@@ -73,6 +80,8 @@ def again(state: RunState, at: float) -> RunState:
     for notice in state.notices:
         if notice.by == SOFT:
             state = state.due(f"lapse {notice.node}", 2 * notice.deadline - notice.at)
+        elif notice.by == SLOW:
+            state = state.due(f"slow {notice.node}", notice.at + SLOW_S)
     return _plan(state, at)
 
 
@@ -82,6 +91,8 @@ def node_staying(state: RunState, event: NodeStaying) -> Outcome:
     state = replace(state, notices=notices)
     if event.by == SOFT:
         state = state.undue(f"lapse {event.node}")
+    if event.by == SLOW:
+        state = state.undue(f"slow {event.node}")
     if event.by == EXCLUDE:
         state = trusted_again(state, event.node)
     plan = state.evacuation
@@ -99,7 +110,7 @@ def lapse(state: RunState, node: str, at: float) -> Outcome:
 def node_gone(state: RunState, node: str, at: float) -> Outcome:
     """The node went away: what was told of it has come true, and ``departures`` sees to what was lost."""
     notices = tuple(n for n in state.notices if n.node != node)
-    return replace(state, notices=notices).undue(f"lapse {node}"), ()
+    return replace(state, notices=notices).undue(f"lapse {node}", f"slow {node}"), ()
 
 
 def leaving(state: RunState) -> frozenset[str]:

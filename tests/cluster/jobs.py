@@ -47,8 +47,11 @@ def net(dropout: float, width: int = 48) -> torch.nn.Module:
 
 def train(config: dict[str, Any]) -> None:
     """AdamW, warm-up, dropout, DDP. ``faults`` act in the middle of a step, after backward, on one rank;
-    ``early_faults`` before it, so that no peer can finish the step."""
+    ``early_faults`` before it, so that no peer can finish the step; ``entry_faults`` and ``entry_bomb`` before the rank
+    has any state, at step 0 of a generation."""
     run = elastic.current_run()
+    act(config.get("entry_faults", ()), run)
+    defuse(config.get("entry_bomb"))
     torch.manual_seed(config.get("model_seed", 1))
     model = DistributedDataParallel(net(config.get("dropout", 0.1), config.get("width", 48)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -70,6 +73,7 @@ def train(config: dict[str, Any]) -> None:
         dist.all_reduce(total)
         run.report(loss=total / run.world_size)
         act(config.get("faults", ()), run)
+        toil(config.get("toil"), run)
         defuse(config.get("bomb"))
         optimizer.step()
         scheduler.step()
@@ -78,6 +82,14 @@ def train(config: dict[str, Any]) -> None:
             with open(config["trace"], "a") as file:
                 file.write(f"{time.time()}\n")
         time.sleep(config.get("step_s", 0.0))
+
+
+def toil(toil: Any, run: elastic.Run) -> None:
+    """(rank, generation, first step, seconds): work that only this rank has to do, in each step from there on."""
+    if toil and (run.rank, run.generation) == tuple(toil[:2]) and run.step >= toil[2]:
+        end = time.perf_counter() + toil[3]
+        while time.perf_counter() < end:
+            pass
 
 
 def defuse(bomb: str | None) -> None:
@@ -94,6 +106,8 @@ def defuse(bomb: str | None) -> None:
     os.remove(taken)
     if text == "exit":
         os._exit(3)
+    if text == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     raise ValueError(text)
 
 
@@ -111,10 +125,25 @@ def act(faults: Any, run: elastic.Run) -> None:
                 signal.pthread_kill(threading.get_ident(), signal.SIGSEGV)
             elif kind == "memory":
                 raise MemoryError("cannot allocate 8 GiB")
+            elif kind == "hog":
+                outgrow()
             elif kind == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             elif kind == "lock":
                 locks_up()
+
+
+def outgrow() -> None:
+    """Allocate more than a control group of its own allows, until the kernel kills this process."""
+    old = "/sys/fs/cgroup/memory"
+    parent, limit = (old, "memory.limit_in_bytes") if os.path.isdir(old) else ("/sys/fs/cgroup", "memory.max")
+    group = os.path.join(parent, f"elastic-test-{os.getpid()}")
+    os.mkdir(group)
+    for name, value in ((limit, 64 << 20), ("cgroup.procs", os.getpid())):
+        with open(os.path.join(group, name), "w") as file:
+            file.write(str(value))
+    held = [bytearray(b"x" * (8 << 20)) for _ in range(64)]
+    raise AssertionError(f"{len(held)} blocks fit")
 
 
 def locks_up() -> None:

@@ -71,6 +71,27 @@ def test_another_port_of_the_cluster_is_refused_in_one_sentence(
     assert f"error: what listens at '{raylet}' is not the head of a cluster; use the port" in refused.shown
 
 
+def test_a_run_outlives_the_terminal_that_began_it_and_is_watched_from_another(
+    cluster: TestCluster, project: Path, tmp_path: Path
+) -> None:
+    cluster.ensure(2)
+    storage, address = str(tmp_path / "store"), cluster.cluster.address
+    begin = ["run", "jobs.py:train", "--name", "orphan", "--storage", storage, "--address", address]
+    with started(project, *begin, "--set", "step_s=0.1") as running:
+        running.shows("generation 1: 1 rank", 60)
+        running.process.kill()
+        running.process.wait()
+        with started(project, "logs", "orphan", "-f", "--address", address) as logs:
+            code, status = run(project, "status", "orphan", "--address", address, "--json")
+            assert (code, status.answer["live"], status.answer["phase"]) == (0, True, "running")
+            code, later = run(project, "status", "orphan", "--address", address, "--json")
+            assert later.answer["step"] > status.answer["step"], "it trains on"
+            code, stopped = run(project, "stop", "orphan", "--address", address, "--json")
+            assert (code, stopped.answer["status"]) == (0, "stopped")
+            assert logs.ends(30) == 0
+            assert "generation 1" in logs.printed
+
+
 def test_the_first_ctrl_c_stops_a_local_run_with_a_snapshot_and_leaves_nothing(project: Path, tmp_path: Path) -> None:
     storage = str(tmp_path / "store")
     with started(

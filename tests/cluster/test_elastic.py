@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import JOBS, TestCluster, when
+import ray
+from support.cluster import JOBS, TestCluster, until, when
 
 import elastic
 from elastic.data.ledger import Audit
@@ -25,6 +27,12 @@ def audited(storage: str, run: str) -> Audit:
     found = audit_run(open_store(storage), run)
     assert found is not None
     return found.audit
+
+
+def asked_for(cluster: TestCluster) -> Any:
+    """What Ray's autoscaler would read, if there were one."""
+    asked = ray._raylet.GcsClient(address=cluster.cluster.address).internal_kv_get(b"autoscaler_resource_request", None)
+    return json.loads(asked or b"[]")
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +57,10 @@ def test_four_three_four_ranks_see_every_sample_of_the_epoch_once(
     victim = sorted(status["members"].items())[-1][1]["node"]
     killed_at = cluster.kill_node(victim, "elastic")
     when(handle, lambda s: s["world_size"] == 3 and s["incidents"], 20, "three ranks")
+    until(lambda: asked_for(cluster) == [{"CPU": 1.0}] * 4, 10, "the autoscaler to be asked for a fourth")
     cluster.add_node()
     when(handle, lambda s: s["world_size"] == 4 and s["phase"] == "running", 40, "four ranks")
+    until(lambda: asked_for(cluster) == [], 10, "the request to be taken back")
     result = handle.wait()
 
     assert result.error is None

@@ -19,7 +19,8 @@ REPOSITORY = Path(__file__).parent.parent.parent
 
 
 class Command:
-    """One command under way. ``shown`` is its stderr so far, ``answer`` the object on the last line of its stdout."""
+    """One command under way. ``shown`` is its stderr so far, ``printed`` its stdout, ``answer`` the object on the last
+    line of that."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
         self._out, self._err = (directory / f"{name}-{time.monotonic_ns()}" for name in ("out", "err"))
@@ -37,6 +38,10 @@ class Command:
     @property
     def shown(self) -> str:
         return self._err.read_text()
+
+    @property
+    def printed(self) -> str:
+        return self._out.read_text()
 
     @property
     def answer(self) -> Any:

@@ -26,7 +26,8 @@ FIELDS = {
     "FailureConfig": {
         "max_failures_without_progress", "max_user_errors", "unwind_timeout_s", "form_timeout_s", "wait_for_workers_s",
         "wait_for_cluster_s", "probe_timeout_s", "notice_s", "budgets", "heartbeat_timeout_s", "fence_timeout_s",
-        "hang_timeout_s", "first_step_timeout_s", "loading_timeout_s",
+        "hang_timeout_s", "first_step_timeout_s", "loading_timeout_s", "straggler_factor", "straggler_window_s",
+        "stragglers",
     },
     "RestoreConfig": {
         "mode", "accept_versions", "missing_weights", "unexpected_weights", "missing_optimizer", "unexpected_optimizer",
