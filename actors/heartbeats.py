@@ -84,7 +84,7 @@ class Heartbeats:
             while True:
                 generation = self._state().generation
                 asked = asyncio.ensure_future(answer(store.pulse.remote(generation, self._ranks_on(node))))
-                silent_s = 0.0
+                silent_s = beat_s  # since the last answer, or the start
                 while not (await asyncio.wait({asked}, timeout=beat_s))[0]:
                     silent_s += beat_s
                     if silent_s >= limit_s:

@@ -17,6 +17,7 @@ import ray
 
 from actors.breaking import cut_connections, own_stacks
 from actors.fence import Fenced
+from actors.interfaces import interface_of
 from actors.last_words import leave_last_words
 from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
@@ -63,6 +64,8 @@ class Rank(Fenced):
 
         with self._warming:
             if self._train is None:
+                if interface := interface_of(ray.util.get_node_ip_address()):
+                    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
                 self._train = TrainThread(self.spec, self.store, self._tell, _cores_of_actor(), self._progress)
                 self._page.work.follow(self._train.thread)
         return os.getpid()
