@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
 
 import numpy as np
@@ -77,9 +78,11 @@ def commit_remote(
     prefix = attempt_prefix(run, index.step, index.snapshot_id, index.attempt)
     algorithm = index.table.algorithm
     records = list(files)
+    with ThreadPoolExecutor(1) as thread:  # that ends, and with it what it used to compress, which is its own
+        tensors = thread.submit(tensors_bytes, index.table.specs, index.table.aliases).result()
     for name, kind, body in (
         (OBJECTS, "objects", objects_bytes(index.objects)),
-        (TENSORS, "tensors", tensors_bytes(index.table.specs, index.table.aliases)),
+        (TENSORS, "tensors", tensors),
     ):
         store.put(f"{prefix}/{name}", body)
         records.append(FileRecord(name, kind, len(body), digest_text(algorithm, body)))
@@ -152,7 +155,7 @@ def tensors_bytes(specs: Sequence[TensorSpec], aliases: Sequence[tuple[str, str]
         }
     )
     sink = pa.BufferOutputStream()
-    pq.write_table(arrow, sink, compression="zstd")
+    pq.write_table(arrow, sink, compression="zstd", use_dictionary=False, write_statistics=False)
     return bytes(sink.getvalue().to_pybytes())
 
 

@@ -44,14 +44,16 @@ def upload_shares(
     deltas = {
         rank: delta(table, previous, f"{directory}/{pack_name(rank)}") for rank, (table, _) in sorted(shares.items())
     }
+    table = without_unused_packs(ChunkTable.concat([delta.table for delta in deltas.values()]))
     with drain_threads(max(1, parallel), "upload", nice) as threads:
+        # By a thread that ends with the upload: what a thread has used to compress is its own as long as it lives.
+        encoded = threads.submit(table.to_parquet_bytes)
         packs = [
             threads.submit(_put_pack, store, prefix, rank, delta, shares[rank][1])
             for rank, delta in deltas.items()
             if delta.pack_bytes
         ]
-        table = without_unused_packs(ChunkTable.concat([delta.table for delta in deltas.values()]))
-        body = table.to_parquet_bytes()
+    body = encoded.result()
     records = [future.result() for future in packs]
     store.put(f"{prefix}/{table_name(node)}", body)
     records.append(
