@@ -46,7 +46,7 @@ def test_a_node_that_is_cut_off_is_found_fences_itself_and_is_used_again_when_it
         workers=(NODES - 1, NODES),
         failures=elastic.FailureConfig(fence_timeout_s=FENCE_S),
     )
-    status = run.when(lambda s: s["step"] >= 10 and trains_with(NODES)(s), 60, "step 10")
+    status = run.when(lambda s: s["step"] >= 10 and trains_with(NODES)(s), 120, "step 10")
 
     # One comes back before it has noticed that it was cut off: what is left of its ranks is refused, and ended.
     address = of_member(nodes, status, -1)
@@ -89,7 +89,7 @@ def test_a_node_behind_a_slow_link_is_slow_and_not_lost(nodes: Apart, tmp_path: 
         workers=NODES,
         snapshots=elastic.SnapshotConfig(interval=1.0),
     )
-    before = run.when(lambda s: s["step"] >= 10, 60, "step 10")
+    before = run.when(lambda s: s["step"] >= 10, 120, "step 10")
     address = of_member(nodes, before, -1)
     nodes.network.slow(address, kilobits_per_s=4000)
     held_back = nodes.network.held_back(address)
