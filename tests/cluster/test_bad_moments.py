@@ -50,7 +50,8 @@ def test_failures_before_the_first_snapshot_in_a_recovery_and_in_a_resize_and_of
     cluster.ensure(4)
     bomb = tmp_path / "bomb"
     config = {"entry_faults": [("kill", 0, 1, 1)], "entry_bomb": str(bomb), "step_s": 0.1}
-    handle = trainer(name="moments", config=config, workers=(2, 4), interval="5 steps").start()
+    patient = {"wait_for_workers_s": 60.0}
+    handle = trainer(name="moments", config=config, workers=(2, 4), interval="5 steps", failures=patient).start()
     status = when(handle, working(4, 1), 60, "a start after all")
     assert (status["incidents"][0]["kind"], status["incidents"][0]["restored_step"]) == ("rank", 0)
 
@@ -95,6 +96,7 @@ def test_a_node_comes_back_from_its_partner_and_a_pair_of_partners_from_storage(
         config={"step_s": 0.1},
         workers=(1, 4),
         interval="5 steps",
+        failures={"wait_for_workers_s": 60.0},
         rng="saved",
         rng_on_resize="derive",
     ).start()
