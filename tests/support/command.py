@@ -32,6 +32,8 @@ class Command:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                # A shell starts what it runs in the background with SIGINT ignored, and that is handed down.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         self._seen: dict[int, psutil.Process] = {}
 
