@@ -19,7 +19,7 @@ from elastic.protocol.gathering import gather, staff
 from elastic.protocol.machine import Handler
 from elastic.protocol.membership import smallest
 from elastic.protocol.run_commands import CancelRound
-from elastic.protocol.run_events import NodeStaying, ResizeAsked, StopAsked, Tick
+from elastic.protocol.run_events import ResizeAsked, StopAsked, Tick
 from elastic.protocol.run_state import (
     ENDED,
     FINISHING,
@@ -100,9 +100,9 @@ def tick(state: RunState, event: Tick) -> Outcome:
         elif name.startswith("store "):
             state, more = start_store(state, name.removeprefix("store "))
         elif name.startswith("lapse "):
-            state, more = notices.lapse(state, name.removeprefix("lapse "), event.at)
+            state, more = notices.lapse(state, name.removeprefix("lapse "), notices.SOFT, event.at)
         elif name.startswith("slow "):
-            state, more = notices.node_staying(state, NodeStaying(event.at, name.removeprefix("slow "), notices.SLOW))
+            state, more = notices.lapse(state, name.removeprefix("slow "), notices.SLOW, event.at)
         else:
             more = ()
         commands += more

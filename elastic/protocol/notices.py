@@ -44,6 +44,9 @@ SLOW = "straggler"
 SLOW_S = 600.0
 """How long a node is not used on which a rank was slow."""
 
+_LAPSES = {SOFT: "lapse", SLOW: "slow"}
+"""Notices that are over by themselves, with the names of their deadlines."""
+
 
 def node_leaving(state: RunState, event: NodeLeaving) -> Outcome:
     """Note it; where it concerns ranks that train, the time to decide is set anew."""
@@ -64,10 +67,7 @@ def node_leaving(state: RunState, event: NodeLeaving) -> Outcome:
         upload_s=event.upload_s,
         insured=state.insured and known is not None,
     )
-    if event.by == SOFT:
-        state = state.undue(f"lapse {event.node}").due(f"lapse {event.node}", 2 * notice.deadline - notice.at)
-    elif event.by == SLOW:
-        state = state.due(f"slow {event.node}", notice.at + SLOW_S)
+    state = _until_it_lapses(state, notice)
     plan = state.evacuation
     if plan is not None and plan.out_at >= 0 and leaving_ranks(state):
         state, commands = _closed(state, plan, event.at)
@@ -78,10 +78,7 @@ def node_leaving(state: RunState, event: NodeLeaving) -> Outcome:
 def again(state: RunState, at: float) -> RunState:
     """The times to decide, for a controller that takes over and knows the notices."""
     for notice in state.notices:
-        if notice.by == SOFT:
-            state = state.due(f"lapse {notice.node}", 2 * notice.deadline - notice.at)
-        elif notice.by == SLOW:
-            state = state.due(f"slow {notice.node}", notice.at + SLOW_S)
+        state = _until_it_lapses(state, notice)
     return _plan(state, at)
 
 
@@ -89,10 +86,8 @@ def node_staying(state: RunState, event: NodeStaying) -> Outcome:
     """The notice is over: the node stays, and is used again."""
     notices = tuple(n for n in state.notices if (n.node, n.by) != (event.node, event.by))
     state = replace(state, notices=notices)
-    if event.by == SOFT:
-        state = state.undue(f"lapse {event.node}")
-    if event.by == SLOW:
-        state = state.undue(f"slow {event.node}")
+    if event.by in _LAPSES:
+        state = state.undue(f"{_LAPSES[event.by]} {event.node}")
     if event.by == EXCLUDE:
         state = trusted_again(state, event.node)
     plan = state.evacuation
@@ -102,15 +97,24 @@ def node_staying(state: RunState, event: NodeStaying) -> Outcome:
     return replace(state, evacuation=None).undue(*_DEADLINES), (CloseNotice(over),)
 
 
-def lapse(state: RunState, node: str, at: float) -> Outcome:
-    """A process was told to end and its node is still there long after: it was not about the node."""
-    return node_staying(state, NodeStaying(at, node, SOFT))
+def lapse(state: RunState, node: str, by: str, at: float) -> Outcome:
+    """A notice is over by itself: a process was told to end and its node is still there long after, so that it was not
+    about the node; or a rank was slow there long ago."""
+    return node_staying(state, NodeStaying(at, node, by))
+
+
+def _until_it_lapses(state: RunState, notice: Notice) -> RunState:
+    """With the time at which the notice is over by itself, if it is of a kind that is."""
+    if notice.by not in _LAPSES:
+        return state
+    name = f"{_LAPSES[notice.by]} {notice.node}"
+    return state.undue(name).due(name, 2 * notice.deadline - notice.at if notice.by == SOFT else notice.at + SLOW_S)
 
 
 def node_gone(state: RunState, node: str, at: float) -> Outcome:
     """The node went away: what was told of it has come true, and ``departures`` sees to what was lost."""
     notices = tuple(n for n in state.notices if n.node != node)
-    return replace(state, notices=notices).undue(f"lapse {node}", f"slow {node}"), ()
+    return replace(state, notices=notices).undue(*(f"{name} {node}" for name in _LAPSES.values())), ()
 
 
 def leaving(state: RunState) -> frozenset[str]:
