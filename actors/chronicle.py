@@ -283,16 +283,13 @@ class Chronicle:
             elif kind == "incident":
                 incidents.append(IncidentReport(**record["incident"]))
             elif kind == "snapshot":
-                told = {name: value for name, value in record.items() if name not in ("kind", "t", "controller")}
-                snapshots[record["attempt"]] = SnapshotReport(**told, at_s=record["t"] - began_wall_s)
+                snapshots[record["attempt"]] = SnapshotReport(**_told(record), at_s=record["t"] - began_wall_s)
             elif kind == "durable":
                 durable.append(record)
             elif kind == "evacuation":
-                told = {name: value for name, value in record.items() if name not in ("kind", "t", "controller")}
-                self._notices.append(told)
+                self._notices.append(_told(record))
             elif kind == "straggler":
-                told = {name: value for name, value in record.items() if name not in ("kind", "t", "controller")}
-                self.straggler(StragglerReport(**told))
+                self.straggler(StragglerReport(**_told(record)))
             elif kind in ("alarm", "abandoned") and not record["reason"].startswith(ORDINARY):
                 self._alarms.appendleft(record["reason"])
         for record in durable:
@@ -437,3 +434,8 @@ def failure_of(command: life.EndRun) -> ElasticError | None:
     if command.kind == "cluster":
         return ClusterError(command.reason, "add nodes or lower num_workers, and start the run again: it resumes")
     return ConfigError("train_loop", departure.error if departure is not None else "", command.reason)
+
+
+def _told(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record of the journal says, without what every record has."""
+    return {name: value for name, value in record.items() if name not in ("kind", "t", "controller")}

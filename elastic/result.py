@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elastic.errors import ElasticError
+from elastic.protocol.stragglers import Straggler
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,21 +64,11 @@ class IncidentReport:
 
 
 @dataclass(frozen=True, slots=True)
-class StragglerReport:
+class StragglerReport(Straggler):
     """A rank that was slow by itself, for so many windows in a row: seconds of one step, in the last of them."""
 
-    member: str
-    rank: int
     node: str
     generation: int
-    from_step: int
-    to_step: int
-    worked_s: float
-    """What it worked itself, beside waiting for the others."""
-    peers_s: float
-    """The same of its peers, the median."""
-    step_s: float
-    windows: int
 
     def __str__(self) -> str:
         return (

@@ -51,8 +51,9 @@ class Straggler:
     """Where the first of the windows in a row began."""
     to_step: int
     worked_s: float
+    """What it worked itself, beside waiting for the others."""
     peers_s: float
-    """Median of its peers."""
+    """The same of its peers, the median."""
     step_s: float
     windows: int
 
