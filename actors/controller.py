@@ -23,22 +23,19 @@ from actors.adoption import end_all_of
 from actors.autoscaler import AutoscalerShell
 from actors.cadence import Cadence
 from actors.chronicle import Chronicle
-from actors.cluster_view import head_pin
 from actors.controller_spec import ControllerSpec
+from actors.generation_shell import GenerationShell
 from actors.heartbeats import Heartbeats
 from actors.journal_writer import JournalWriter
 from actors.members import Members
-from actors.names import NAMESPACE, rendezvous_name
 from actors.node_store import StoreEvent
 from actors.notices import NoticeShell
 from actors.observer import Observer
-from actors.rank_orders import GenerationOrder, RankEvent, departure_of
-from actors.rendezvous import Rendezvous
-from actors.resume import how_to_restore, start_of, what_is_durable
+from actors.rank_orders import RankEvent, departure_of
+from actors.resume import start_of, what_is_durable
 from actors.snapshot_shell import SnapshotShell
 from actors.straggler_watch import StragglerWatch
 from actors.terminate import die_of_sigterm
-from actors.watch import kill
 from elastic.clock import now, wall
 from elastic.errors import ElasticError, InternalError
 from elastic.journal import plain_error
@@ -90,6 +87,14 @@ class Controller:
         )
         self.members = Members(spec, self.post, self.rank_said, self.store_said, self.heartbeats)
         self.cadence = Cadence(spec.run.snapshots, spec.scaling.min_workers, now(), self.journal.note)
+        self.generations = GenerationShell(
+            spec,
+            state=lambda: self.machine.state,
+            spawn=self._spawn,
+            members=self.members,
+            chronicle=self.chronicle,
+            cadence=self.cadence,
+        )
         self.snapshots = SnapshotShell(
             spec,
             self.store,
@@ -129,8 +134,6 @@ class Controller:
             journal=self.journal,
             notices=self.notices,
         )
-        self.rendezvous: tuple[str, int] | None = None
-        self._rendezvous_actor: Any = None
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = asyncio.Event()
@@ -178,7 +181,7 @@ class Controller:
             self._alarm(text)
         await loop.run_in_executor(None, end_all_of, self.name)  # left by a controller that is gone for good
         await self.take_office(found.generation, found.epoch + 1, "started")
-        await self.make_rendezvous()
+        await self.generations.make_rendezvous()
         self.go_on()
 
     async def take_office(self, generation: int, epoch: int, kind: str) -> None:
@@ -186,19 +189,6 @@ class Controller:
         self.journal.generation, self.journal.epoch, self.members.epoch = generation, epoch, epoch
         self.journal.note(kind, epoch=epoch)
         await self.journal.flush()
-
-    async def make_rendezvous(self) -> None:
-        """Start the key-value store of the run, or find the one that a predecessor started."""
-        loop = asyncio.get_running_loop()
-        resources = await loop.run_in_executor(None, head_pin)
-        self._rendezvous_actor = Rendezvous.options(  # type: ignore[attr-defined]
-            name=rendezvous_name(self.name),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            resources=resources,
-            runtime_env=self.spec.runtime_env,
-            get_if_exists=True,
-        ).remote()
 
     def go_on(self) -> None:
         """Look, listen and decide from now on."""
@@ -292,9 +282,7 @@ class Controller:
             if (heard := self._heard.pop(id(event), None)) is not None and not heard.done():
                 heard.set_result(None)
             for command in commands:
-                if isinstance(command, life.BeginGeneration):
-                    await self.meet()
-                self.perform(command)
+                await self.perform(command)
 
     async def _next_event(self) -> Any:
         deadline = self.machine.state.deadline
@@ -305,7 +293,7 @@ class Controller:
         except asyncio.TimeoutError:
             return life.Tick(now())
 
-    def perform(self, command: Any) -> None:
+    async def perform(self, command: Any) -> None:
         """Carry out one command of the run's lifecycle."""
         if isinstance(command, life.StartStore):
             self.members.start_store(command.node)
@@ -314,7 +302,7 @@ class Controller:
         elif isinstance(command, life.KillMember):
             self.members.kill(command.member)
         elif isinstance(command, life.BeginGeneration):
-            self._begin(command)
+            await self.generations.begin(command)
         elif isinstance(command, life.Interrupt):
             self.members.interrupt(command.members, command.generation)
         elif isinstance(command, life.Probe):
@@ -345,31 +333,7 @@ class Controller:
         self._tasks.append(task)
         task.add_done_callback(lambda done: self._tasks.remove(done) if done in self._tasks else None)
 
-    # --- generations ---------------------------------------------------------------------------------------------
-
-    def _begin(self, command: life.BeginGeneration) -> None:
-        nodes = [self.machine.state.members[name].node for name in command.ranks]
-        self.chronicle.began(command, tuple(nodes), now())
-        self.cadence.resized(now(), len(set(nodes)))
-        assert self.rendezvous is not None
-        how = how_to_restore(self.spec.run, command.restore)
-        for rank, name in enumerate(command.ranks):
-            order = GenerationOrder(
-                generation=command.generation,
-                rank=rank,
-                ranks=command.ranks,
-                mesh=command.mesh,
-                rendezvous=self.rendezvous,
-                restore=command.restore,
-                hold=command.hold,
-                how=how,
-                local_rank=nodes[:rank].count(nodes[rank]),
-                local_world_size=nodes.count(nodes[rank]),
-            )
-            if name in self.members.ranks:  # else it just died, and the news is in the queue
-                self.members.ranks[name].begin.remote(order)
-        for name in set(self.members.ranks) - set(command.ranks):
-            self.members.ranks[name].forget.remote()
+    # --- news ----------------------------------------------------------------------------------------------------
 
     def store_said(self, node: str, event: StoreEvent) -> None:
         """News of a store: of the shares of a round, or that it has to go."""
@@ -391,7 +355,7 @@ class Controller:
         elif event.kind == "first_step":
             self.post(life.FirstStep(at, member, generation, event.step))
         elif event.kind == "doubtful":
-            self._spawn(self._clear_up(member, generation, event.step))
+            self.generations.in_doubt(member, generation, event.step)
         elif event.kind == "at_end":
             self.post(life.AtEnd(at, member, generation, event.step))
         elif event.kind == "restored":
@@ -414,19 +378,6 @@ class Controller:
             departure = departure_of(member, event, -1 if rank is None else rank, at)
             self.post(life.Departed(at, generation, departure))
 
-    def in_doubt(self, member: str, step: int) -> None:
-        """A rank of the generation waits at ``step`` until all of its peers have answered."""
-        self._spawn(self._clear_up(member, self.machine.state.generation, step))
-
-    async def _clear_up(self, member: str, generation: int, step: int) -> None:
-        """A rank ended a turn without a step of its optimizer. It goes on when all ranks of the generation answer; who
-        does not is lost, and the generation ends."""
-        state = self.machine.state
-        if generation != state.generation or state.phase not in (life.FORMING, life.RUNNING, life.STOPPING):
-            return
-        if await self.members.all_answer(state.ranks) and member in self.members.ranks:
-            self.members.ranks[member].clear.remote(generation, step)
-
     def _incident_over(self, incident: Any) -> None:
         report = self.chronicle.incident(incident)
         self.journal.note("incident", incident=asdict(report))
@@ -448,10 +399,6 @@ class Controller:
         self.chronicle.alarm(text)
 
     # --- timers --------------------------------------------------------------------------------------------------
-
-    async def meet(self) -> None:
-        """Learn where the ranks meet now: a rendezvous that had died is somewhere else."""
-        self.rendezvous = await self._rendezvous_actor.address.remote()
 
     async def _flush(self) -> None:
         while True:
@@ -489,8 +436,7 @@ class Controller:
         """End every process of the run and tell whoever waits for the result, which is known."""
         await self.autoscaler.take_back()
         await self.members.close()
-        if self._rendezvous_actor is not None:
-            kill(self._rendezvous_actor)
+        self.generations.close()
         self._ended.set()
         for heard in self._heard.values():
             if not heard.done():

@@ -66,15 +66,15 @@ async def take_over(controller: Controller) -> None:
     _go_on_uploading(controller, durable, adopted)
     if adopted.round is not None:
         controller.snapshots.rounds.resume(adopted.round, adopted.sealed)
-    await controller.make_rendezvous()
+    await controller.generations.make_rendezvous()
     # Steps that nobody has written down yet are asked for before a new generation makes the rank forget them.
-    await asyncio.gather(controller.meet(), controller.observer.collect())
+    await controller.observer.collect()
     if controller.chronicle.decisions(None, record, adopted.state, adopted.commands, controller.journal):
         await controller.journal.flush()
     for command in adopted.commands:
-        controller.perform(command)
+        await controller.perform(command)
     for member, step in adopted.doubts:
-        controller.in_doubt(member, step)
+        controller.generations.in_doubt(member, adopted.state.generation, step)
     controller.remember(_remember(controller))
     controller.go_on()
 
@@ -208,5 +208,5 @@ async def _tell_the_end(controller: Controller, past: Predecessor, epoch: int, r
         controller.members.adopt_store(node, actor, following)
     for _, _, actor in living.ranks.values():
         kill(actor)
-    await controller.make_rendezvous()
+    await controller.generations.make_rendezvous()
     await controller.tear_down()

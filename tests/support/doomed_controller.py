@@ -44,9 +44,9 @@ def doomed(point: str, after: int = 0) -> type:
             if not self._successor and self.plan.at(where):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        def perform(self, command: Any) -> None:
+        async def perform(self, command: Any) -> None:
             self.at(f"before {type(command).__name__}")
-            super().perform(command)
+            await super().perform(command)
             self.at(f"after {type(command).__name__}")
 
     return Doomed
