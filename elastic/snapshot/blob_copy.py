@@ -16,11 +16,10 @@ from elastic.snapshot.chunk_table import ChunkTable
 from elastic.snapshot.sources import Chunk, Rows, Take, verified
 from elastic.storage.blob_store import BlobStore
 
-RANGE_BYTES = 8 << 20
-"""Most bytes of one read: small enough that the allocator hands the same pages out again."""
 GAP_BYTES = 64 << 10
 """Two chunks closer than this are read in one go."""
-BUFFER_BYTES = RANGE_BYTES + (4 << 20)
+BUFFER_BYTES = BlobStore.range_bytes + (4 << 20)
+"""Small enough that the allocator hands the same pages out again."""
 KEPT_BUFFERS = 16
 THREADS = 4
 
@@ -160,7 +159,7 @@ class _Buffers:
             return made.data[:nbytes]
 
 
-def ranges(table: ChunkTable, rows: Rows, range_bytes: int = RANGE_BYTES) -> tuple[Rows, list[slice]]:
+def ranges(table: ChunkTable, rows: Rows, range_bytes: int = BlobStore.range_bytes) -> tuple[Rows, list[slice]]:
     """An order of ``rows`` by pack and byte, and slices of that order to be read in one go each."""
     starts, lengths, packs = table.byte_start[rows], table.nbytes[rows], table.pack_id[rows]
     order = np.lexsort(np.stack([starts, packs.astype(np.int64)]))
