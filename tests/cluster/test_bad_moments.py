@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
-from support.cluster import TestCluster, kill_process, when
+from support.cluster import TestCluster, assert_audited, kill_process, when
 
-from elastic.observe.audit import audit_run
 from elastic.observe.history import journal_records
 from elastic.storage.blob_store import open_store
-
-
-def process_of(cluster: TestCluster, title: str, node: str = "") -> psutil.Process:
-    """The one process whose title begins so, on the head or on ``node``."""
-    of = cluster.nodes[node] if node else cluster.cluster.head_node
-    raylet = psutil.Process(of.all_processes["raylet"][0].process.pid)
-    found = []
-    for process in raylet.children():
-        with contextlib.suppress(psutil.Error):
-            found += [process] if " ".join(process.cmdline()).startswith(title) else []
-    (process,) = found
-    return process
 
 
 def told(storage: Path, run: str, kind: str) -> list[dict[str, Any]]:
     """What the journal says of that kind."""
     return [record for record in journal_records(open_store(str(storage)), run) if record["kind"] == kind]
-
-
-def assert_audited(result: Any) -> None:
-    assert result.error is None
-    found = audit_run(open_store(result.storage), result.run)
-    assert found is not None
-    assert (found.audit.repeated, found.audit.skipped, found.audit.faults) == (0, 0, ())
 
 
 def working(ranks: int, incidents: int) -> Any:
@@ -55,8 +33,8 @@ def test_failures_before_the_first_snapshot_in_a_recovery_and_in_a_resize_and_of
     status = when(handle, working(4, 1), 60, "a start after all")
     assert (status["incidents"][0]["kind"], status["incidents"][0]["restored_step"]) == ("rank", 0)
 
-    kill_process(process_of(cluster, "ray::Rendezvous").pid)
-    controller = process_of(cluster, "ray::Controller")
+    kill_process(cluster.process("ray::Rendezvous").pid)
+    controller = cluster.process("ray::Controller")
     controller.send_signal(signal.SIGTERM)
     controller.wait(10)
     step = handle.status(60.0)["step"]
@@ -64,7 +42,7 @@ def test_failures_before_the_first_snapshot_in_a_recovery_and_in_a_resize_and_of
 
     bomb.write_text("kill")
     ranks, nodes = (told(tmp_path, "moments", "begun")[-1][key] for key in ("ranks", "nodes"))
-    kill_process(process_of(cluster, "ray::Rank", nodes[0]).pid)
+    kill_process(cluster.process("ray::Rank", nodes[0]).pid)
     status = when(handle, working(4, 2), 60, "two failures to be one incident")
     assert not bomb.exists()
     assert (status["incidents"][1]["rank"], status["incidents"][1]["steps_lost"]) == (0, 0)

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import ray
 from support.cluster import TestCluster, kill_process, until, when
@@ -20,14 +19,6 @@ from elastic.observe.history import journal_records
 from elastic.storage.blob_store import open_store
 
 STEPS = 60
-
-
-def controller_pid(cluster: TestCluster) -> int:
-    head = cluster.cluster.head_node.all_processes["raylet"][0].process.pid
-    (pid,) = [
-        p.pid for p in psutil.Process(head).children(recursive=True) if "ray::Controller" in " ".join(p.cmdline())
-    ]
-    return int(pid)
 
 
 def check(result: Any, run: str, *, generations: int = 1) -> None:
@@ -60,7 +51,7 @@ def test_training_does_not_notice_that_the_controller_is_killed(
     handle = trainer(name="quiet-kill", config=config, workers=2, interval=60.0).start()
     when(handle, lambda s: s["step"] >= 5, 60, "step 5")
     killed_at = time.time()
-    kill_process(controller_pid(cluster))
+    kill_process(cluster.process("ray::Controller").pid)
     assert handle.status(90.0)["generation"] == 1, "whoever asks meanwhile is answered by the successor"
     result = handle.wait()
     check(result, "quiet-kill")
@@ -106,7 +97,7 @@ def test_a_failure_while_there_is_no_controller_is_found_by_the_next_one(
     records = list(journal_records(open_store(str(tmp_path)), "both-die"))
     (ranks,) = [record["ranks"] for record in records if record["kind"] == "begun"]
     rank = ray.get_actor(member_name("both-die", ranks[1]), namespace=NAMESPACE)
-    kill_process(controller_pid(cluster))
+    kill_process(cluster.process("ray::Controller").pid)
     ray.kill(rank)
     result = handle.wait()
     check(result, "both-die", generations=2)
@@ -120,7 +111,7 @@ def test_a_stop_that_was_answered_is_not_forgotten(cluster: TestCluster, trainer
     when(handle, lambda s: s["step"] >= 5, 60, "step 5")
     controller = ray.get_actor(controller_name("stopped"), namespace=NAMESPACE)
     handle.stop()
-    kill_process(controller_pid(cluster))
+    kill_process(cluster.process("ray::Controller").pid)
     result = handle.wait()
     assert (result.status, result.error) == ("stopped", None)
     assert controller is not None

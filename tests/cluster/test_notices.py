@@ -7,12 +7,8 @@ import signal
 import time
 from typing import Any
 
-import psutil
 import ray
-from support.cluster import TestCluster, until, when
-
-from elastic.observe.audit import audit_run
-from elastic.storage.blob_store import open_store
+from support.cluster import TestCluster, assert_audited, until, when
 
 PREEMPTION = 2
 
@@ -24,24 +20,14 @@ def drain(cluster: TestCluster, node: str, within_s: float) -> None:
     assert accepted, why
 
 
-def rank_on(cluster: TestCluster, node: str) -> psutil.Process:
-    """The process of the one rank on ``node``."""
-    raylet = psutil.Process(cluster.nodes[node].all_processes["raylet"][0].process.pid)
-    (found,) = [p for p in raylet.children() if p.cmdline() and p.cmdline()[0].startswith("ray::Rank")]
-    return found
-
-
 def nodes_of(status: dict[str, Any]) -> list[str]:
     return sorted(member["node"] for member in status["members"].values())
 
 
-def clean(result: Any, run: str) -> None:
+def clean(result: Any) -> None:
     """Nothing was lost, repeated or skipped."""
-    assert result.error is None
+    assert_audited(result)
     assert (result.incidents, result.steps_lost) == ((), 0)
-    found = audit_run(open_store(result.storage), run)
-    assert found is not None
-    assert (found.audit.repeated, found.audit.skipped, found.audit.faults) == (0, 0, ())
 
 
 def test_signals_drains_and_exclusions_move_ranks_away_without_losing_a_step(
@@ -58,7 +44,7 @@ def test_signals_drains_and_exclusions_move_ranks_away_without_losing_a_step(
     status = when(handle, lambda s: s["notices"], 10, "the end of the notice")
     assert (status["notices"][0]["purpose"], status["generation"]) == ("cancelled", 1)
 
-    process = rank_on(cluster, told)
+    process = cluster.process("ray::Rank", told)
     os.kill(process.pid, signal.SIGTERM)
     status = when(handle, lambda s: len(s["notices"]) == 2, 30, "the move off the node")
     assert (status["world_size"], status["generation"]) == (3, 2)
@@ -79,7 +65,7 @@ def test_signals_drains_and_exclusions_move_ranks_away_without_losing_a_step(
     for node in drained:
         cluster.kill_node(node, "notices")
 
-    clean(result, "notices")
+    clean(result)
     _, *moved = result.notices
     assert [(n["by"], n["purpose"]) for n in moved] == [("sigterm", "shrink"), ("drain", "shrink")]
     assert sorted(moved[1]["nodes"]) == sorted(drained)
@@ -102,6 +88,6 @@ def test_a_drain_without_another_place_waits_for_one_until_just_before_the_deadl
     when(handle, lambda s: s["phase"] == "running" and s["generation"] == 2, 40, "the run to go on")
     handle.stop()
     result = handle.wait()
-    clean(result, "no-place")
+    clean(result)
     assert [(n["by"], n["purpose"]) for n in result.notices] == [("drain", "leave")]
     assert result.notices[0]["out_s"] < 12

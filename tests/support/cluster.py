@@ -17,6 +17,8 @@ from ray.cluster_utils import Cluster
 
 from actors.names import NAMESPACE
 from actors.node_store import arena_path
+from elastic.observe.audit import audit_run
+from elastic.storage.blob_store import open_store
 
 JOBS = str(Path(__file__).parent.parent / "cluster" / "jobs.py")
 """Train functions for cluster tests."""
@@ -58,6 +60,16 @@ class TestCluster:
         # The node's memory dies with it; on one shared machine it would stay.
         shutil.rmtree(arena_path(arena_directory, run, node_id), ignore_errors=True)
         return at
+
+    def process(self, title: str, node: str = "") -> psutil.Process:
+        """The one process whose title begins so, on ``node`` or on the head."""
+        of = self.nodes[node] if node else self.cluster.head_node
+        found = []
+        for process in psutil.Process(of.all_processes["raylet"][0].process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                found += [process] if " ".join(process.cmdline()).startswith(title) else []
+        (process,) = found
+        return process
 
     def ensure(self, nodes: int) -> None:
         """Bring the number of worker nodes back to ``nodes``."""
@@ -115,6 +127,14 @@ def when(handle: Any, condition: Callable[[dict[str, Any]], Any], deadline_s: fl
     except AssertionError:
         seen = {key: last.get(key) for key in ("phase", "generation", "world_size", "step", "alarms", "members")}
         raise AssertionError(f"waited {deadline_s:g} s for {what}; the run stood at {seen}") from None
+
+
+def assert_audited(result: Any) -> None:
+    """Without an error at the end, and every sample once."""
+    assert result.error is None
+    found = audit_run(open_store(result.storage), result.run)
+    assert found is not None
+    assert (found.audit.repeated, found.audit.skipped, found.audit.faults) == (0, 0, ())
 
 
 def kill_process(pid: int) -> float:
