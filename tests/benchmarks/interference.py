@@ -61,7 +61,7 @@ def pin(stop: threading.Event) -> None:
     while not stop.wait(0.2):
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, OSError):
-                of_rank = " ".join(process.cmdline()).startswith("ray::Rank.")
+                of_rank = " ".join(process.cmdline()).startswith("ray::Rank")
                 for thread in Path(f"/proc/{process.pid}/task").iterdir():
                     os.sched_setaffinity(int(thread.name), cores[-1:] if of_rank else cores[:-1])
 
