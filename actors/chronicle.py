@@ -16,8 +16,9 @@ from elastic.protocol.incident import Incident
 from elastic.protocol.membership import WARM, smallest
 from elastic.protocol.run_lifecycle import RunState
 from elastic.protocol.snapshot_round import RoundState
-from elastic.result import GenerationReport, IncidentReport, Result, SnapshotReport, StragglerReport
+from elastic.result import OWN_COLUMNS, GenerationReport, IncidentReport, Result, SnapshotReport, StragglerReport
 from elastic.snapshot.manifest import SnapshotRef
+from elastic.step_metrics import Row
 
 MOST_METRICS = 200_000
 """Steps whose metrics are kept in memory; beyond that the oldest half is thinned. The journal has all of them."""
@@ -113,17 +114,15 @@ class Chronicle:
         if self._generations and self._generations[-1].generation == generation:
             self._generations[-1] = replace(self._generations[-1], restored_how=str(report.get("text", "")))
 
-    def measured(
-        self, generation: int, samples: int, rows: Sequence[tuple[int, float, dict[str, float]]], at: float
-    ) -> None:
-        """Rows of finished steps from rank 0. What an older generation tells late counts as far as its steps do."""
+    def measured(self, generation: int, samples: int, rows: Sequence[Row], at: float, rank: int = 0) -> None:
+        """Rows of finished steps, from ``rank``. What an older generation tells late counts as far as its steps do."""
         if self._generations and generation < self._generations[-1].generation:
-            for step, seconds, metrics in rows:
-                if step <= self._restored_step:
-                    self._rows.setdefault(step, {"step": step, "step_s": seconds, **metrics})
+            for row in rows:
+                if row[0] <= self._restored_step:
+                    self._rows.setdefault(row[0], _as_told(row, rank))
             return
-        for step, seconds, metrics in rows:
-            self._rows[step] = {"step": step, "step_s": seconds, **metrics}
+        for row in rows:
+            self._rows[row[0]] = _as_told(row, rank)
         if rows:
             self.step, self.samples, self._last_seen_at = rows[-1][0], samples, at
             if self._first_step_at is None:
@@ -183,7 +182,7 @@ class Chronicle:
     def metrics_of(self, step: int) -> dict[str, float]:
         """What was reported in the step that ends at boundary ``step``, as far as it is a finite number."""
         row = self._rows.get(step, {})
-        return {name: value for name, value in row.items() if name not in ("step", "step_s") and math.isfinite(value)}
+        return {name: value for name, value in row.items() if name not in OWN_COLUMNS and math.isfinite(value)}
 
     def durable(self, ref: SnapshotRef, seconds: float, parts_s: Mapping[str, float], written_bytes: int) -> None:
         """A snapshot was committed in durable storage."""
@@ -276,10 +275,10 @@ class Chronicle:
                         record["tier"] or "",
                     )
             elif kind == "metrics":
-                for step, seconds, metrics in record["rows"]:
+                for row in record["rows"]:
                     if not rows:
-                        self._first_step_at = began_at + record["t"] - began_wall_s - seconds
-                    rows[step] = {"step": step, "step_s": seconds, **metrics}
+                        self._first_step_at = began_at + record["t"] - began_wall_s - row[1]
+                    rows[row[0]] = _as_told(row, record["rank"])
             elif kind == "incident":
                 incidents.append(IncidentReport(**record["incident"]))
             elif kind == "snapshot":
@@ -345,7 +344,7 @@ class Chronicle:
             "step_s": self.step_s,
             "samples": self.samples,
             "samples_per_s": rate,
-            "metrics": {k: v for k, v in row.items() if k not in ("step", "step_s")},
+            "metrics": {k: v for k, v in row.items() if k not in OWN_COLUMNS},
             "snapshot_node": asdict(node) if node else None,
             "snapshot_remote_step": self._newest_durable.step if self._newest_durable else None,
             "snapshots": len(self._snapshots),
@@ -408,6 +407,12 @@ def node_list(state: RunState, at: float) -> list[dict[str, Any]]:
         }
         for node in state.nodes.values()
     ]
+
+
+def _as_told(row: Row, rank: int) -> dict[str, float]:
+    """A row as the result has it."""
+    step, seconds, metrics = row
+    return {"step": step, "step_s": seconds, **metrics, **({"filled_from": rank} if rank else {})}
 
 
 def _longest(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

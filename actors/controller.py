@@ -85,7 +85,9 @@ class Controller:
             stores=lambda: self.members.stores,
             own_stacks=lambda member: self.members.stacks_of(member),
         )
-        self.members = Members(spec, self.post, self.rank_said, self.store_said, self.heartbeats)
+        self.members = Members(
+            spec, self.post, self.rank_said, self.store_said, self.heartbeats, lambda: self.journal.metrics_written
+        )
         self.cadence = Cadence(spec.run.snapshots, spec.scaling.min_workers, now(), self.journal.note)
         self.generations = GenerationShell(
             spec,
@@ -275,6 +277,10 @@ class Controller:
             event = await self._next_event()
             before = self.machine.state
             commands = self.machine.handle(event)
+            if isinstance(event, life.NodeCommitted):
+                # What the steps of a snapshot reported must not be lost with the ranks that come back to it.
+                self._spawn(self.observer.collect())
+            await self.observer.complete(before, self.machine.state)
             if decisions := self.chronicle.decisions(event, before, self.machine.state, commands, self.journal):
                 self.journal.generation = self.machine.state.generation
                 await self.journal.flush()
@@ -373,7 +379,6 @@ class Controller:
                 log.info("restored by rank 0: %s", event.report.get("text", ""))
                 self.chronicle.restored(generation, event.report)
         elif event.kind == "departed":
-            self.observer.heard(generation, event.samples, event.metrics)
             rank = self.machine.state.rank_of(member)
             departure = departure_of(member, event, -1 if rank is None else rank, at)
             self.post(life.Departed(at, generation, departure))

@@ -39,7 +39,8 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class Members:
-    """``post`` takes lifecycle events; ``on_rank`` and ``on_store`` the news of ranks and stores."""
+    """``post`` takes lifecycle events; ``on_rank`` and ``on_store`` the news of ranks and stores; ``written`` says up
+    to which generation and step the journal has rows of metrics."""
 
     def __init__(
         self,
@@ -48,9 +49,10 @@ class Members:
         on_rank: Callable[[str, RankEvent], None],
         on_store: Callable[[str, StoreEvent], None],
         heartbeats: Heartbeats,
+        written: Callable[[], tuple[int, int]],
     ) -> None:
         self._spec, self._post, self._on_rank, self._on_store = spec, post, on_rank, on_store
-        self._heartbeats = heartbeats
+        self._heartbeats, self._written = heartbeats, written
         self.stores: dict[str, Any] = {}
         self.ranks: dict[str, Any] = {}
         self.raylets: Mapping[str, Raylet] = {}
@@ -219,6 +221,7 @@ class Members:
             probe_s,
             lambda: self._dead(node),
             after,
+            lambda: (self._written(),),
         )
         self.ranks.pop(member, None)
         kill(actor)

@@ -20,17 +20,20 @@ from actors.cluster_view import cluster_view, draining_nodes
 from actors.journal_writer import JournalWriter
 from actors.members import Members
 from actors.notices import NoticeShell
-from actors.rank_orders import Row
 from actors.rounds import RoundShell
 from actors.uploads import UploadShell
 from elastic.clock import now
 from elastic.protocol import run_lifecycle as life
+from elastic.protocol.last_rows import LastRows, rows_owed
 from elastic.protocol.run_lifecycle import RunState
+from elastic.step_metrics import Row
 from policies.online import Running
 
 VIEW_EVERY_S = 0.25
 MEASURE_EVERY_S = 0.25
 METRICS_TIMEOUT_S = 5.0
+LAST_ROWS_TIMEOUT_S = 2.0
+"""How long the next generation waits for rows of the last one; a rank that lives tells them within milliseconds."""
 
 
 class Observer:
@@ -57,7 +60,7 @@ class Observer:
         self._seen: dict[str, tuple[int, str]] | None = None
         self._measured_at = 0.0
         self._was_uploading = False
-        self._noted = (-1, -1)
+        self.noted = (-1, -1)
         """Generation and step of the last row that went into the journal's hands."""
 
     async def watch_nodes(self) -> None:
@@ -97,15 +100,31 @@ class Observer:
             return MEASURE_EVERY_S
         return min(MEASURE_EVERY_S, max(0.02, self._due_in()))
 
-    def heard(self, generation: int, samples: int, rows: Sequence[Row]) -> list[Row]:
-        """Take rows of finished steps into chronicle and journal, and return those that were not heard before: rank 0
-        tells each of them again until it is written."""
-        new = [row for row in rows if (generation, row[0]) > self._noted]
+    def _heard(self, rank: int, generation: int, samples: int, rows: Sequence[Row]) -> list[Row]:
+        """Take rows of finished steps into chronicle and journal; returns those that were not heard before."""
+        new = [row for row in rows if (generation, row[0]) > self.noted]
         if new:
-            self._noted = generation, new[-1][0]
-            self._chronicle.measured(generation, samples, new, now())
-            self._journal.note("metrics", generation=generation, rows=new)
+            self.noted = generation, new[-1][0]
+            self._chronicle.measured(generation, samples, new, now(), rank)
+            self._journal.note("metrics", generation=generation, rank=rank, rows=new)
         return new
+
+    async def complete(self, before: RunState, after: RunState) -> None:
+        """If a generation ended between the two, ask for the rows of its steps that count and were not heard."""
+        if owed := rows_owed(before, after, self.noted):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ask(owed), LAST_ROWS_TIMEOUT_S)
+
+    async def _ask(self, owed: LastRows) -> None:
+        for rank, member in owed.ranks:
+            if member not in self._members.ranks:
+                continue
+            heard = max(self.noted, (owed.generation, owed.after))
+            with contextlib.suppress(RayError):
+                generation, samples, rows = await answer(self._members.ranks[member].metrics_after.remote(heard))
+                self._heard(rank, generation, samples, [row for row in rows if row[0] <= owed.step])
+            if self.noted >= (owed.generation, owed.step):
+                return
 
     async def collect(self, elapsed_s: float = 0.0) -> None:
         """Rows of finished steps from rank 0, and ``elapsed_s`` more of exposure to failures."""
@@ -115,10 +134,9 @@ class Observer:
             return
         uploading = self._uploads.in_flight
         with contextlib.suppress(RayError, asyncio.TimeoutError):
-            taken = await asyncio.wait_for(
-                answer(actor.take_metrics.remote(self._journal.metrics_written)), METRICS_TIMEOUT_S
-            )
-            rows = self.heard(*taken)
+            taken = await asyncio.wait_for(answer(actor.metrics_after.remote(self.noted)), METRICS_TIMEOUT_S)
+            # What counts of a generation that is over was asked for when it ended.
+            rows = self._heard(0, *taken) if taken[0] == self._state().generation else []
             # Only a window that lay wholly within an upload, or outside of any, says what uploads cost.
             if rows and self._was_uploading == uploading == self._uploads.in_flight:
                 seconds = sum(seconds for _, seconds, _ in rows)

@@ -22,12 +22,13 @@ from actors.last_words import leave_last_words
 from actors.names import NAMESPACE, store_name
 from actors.outbox import Outbox
 from actors.progress_page import PageWriter
-from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec, Row, departure_of
+from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec, departure_of
 from actors.terminate import on_sigterm
 from elastic.gate import BoundaryGate, Order
 from elastic.observe.prints import LineFile, Tee, prints_directory
 from elastic.progress import Progress
 from elastic.protocol.adoption import RankFacts
+from elastic.step_metrics import Row
 
 if TYPE_CHECKING:
     from actors.train_thread import TrainThread
@@ -49,8 +50,6 @@ class Rank(Fenced):
         self._news = threading.Lock()
         self._facts = RankFacts(spec.member, spec.node, False)
         """Of the generation in hand; changed together with the outbox."""
-        self._rows: tuple[int, int, list[Row]] = (-1, 0, [])
-        """A generation, samples, and rows of metrics that no controller has put into the journal yet."""
         leave_last_words(spec.words)
         on_sigterm(lambda: self._tell(RankEvent("terminating", self._generation, self._gate.step)))
         self._progress = Progress(spec.phases)
@@ -95,9 +94,6 @@ class Rank(Fenced):
         with self._news:
             if event.generation == self._generation:
                 self._facts = noted(self._facts, event)
-            if event.metrics:
-                kept = self._rows[2] if self._rows[0] == event.generation else []
-                self._rows = event.generation, event.samples, [*kept, *event.metrics]
             self.outbox.put(event)
 
     def begin(self, order: GenerationOrder) -> bool:
@@ -176,22 +172,16 @@ class Rank(Fenced):
         """The stacks of all threads of this process, for where nobody else can read them."""
         return own_stacks()
 
-    def poll(self, after: int, timeout_s: float) -> tuple[int, list[RankEvent]]:
-        """News; see Outbox.poll."""
+    def poll(self, after: int, timeout_s: float, written: tuple[int, int]) -> tuple[int, list[RankEvent]]:
+        """News; see Outbox.poll. Rows of metrics up to ``written`` (generation and step) are in the journal."""
+        if self._train is not None:
+            self._train.metrics.forget(written)
         return self.outbox.poll(after, timeout_s)
 
-    def take_metrics(self, written: tuple[int, int]) -> tuple[int, int, list[Row]]:
-        """(generation, samples seen, rows) of finished steps, but for those up to ``written`` (generation and step),
-        which are in the journal and are forgotten here."""
-        run = self._train.run if self._train else None
-        samples, rows = run.take_metrics() if run else (self._rows[1], [])
-        with self._news:
-            generation, _, kept = self._rows
-            if run is not None and run.generation != generation:
-                generation, kept = run.generation, []
-            kept = [row for row in kept if (generation, row[0]) > written] + rows
-            self._rows = generation, samples, kept
-        return generation, samples, kept
+    def metrics_after(self, heard: tuple[int, int]) -> tuple[int, int, list[Row]]:
+        """(generation, samples seen, rows) of the finished steps after ``heard`` (generation and step) in the
+        generation in hand, or the last one."""
+        return self._train.metrics.after(heard) if self._train is not None else (-1, 0, [])
 
 
 def noted(facts: RankFacts, event: RankEvent) -> RankFacts:

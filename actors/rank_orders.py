@@ -16,9 +16,6 @@ from elastic.protocol.run_events import Departure
 from elastic.protocol.shares import SlotRef
 from elastic.protocol.tiers import RestoreOrder
 
-Row = tuple[int, float, dict[str, float]]
-"""Step, seconds and what was reported of one finished step."""
-
 
 @dataclass(frozen=True, slots=True)
 class RankSpec:
@@ -94,9 +91,6 @@ class RankEvent:
     """For departed: bytes that the rank kept of boundary ``step``; 0 where it kept none, and ``live_reason`` why."""
     live_slack_bytes: int = 0
     live_reason: str = ""
-    samples: int = 0
-    metrics: tuple[Row, ...] = ()
-    """For departed: rows of finished steps that were not collected before."""
     restored_from: Mapping[str, int] = field(default_factory=dict)
     """For restored: bytes by place."""
     report: Mapping[str, Any] = field(default_factory=dict)

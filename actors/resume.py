@@ -18,7 +18,7 @@ from elastic.snapshot.reader import SnapshotCatalog
 from elastic.storage.blob_store import BlobStore, open_store
 
 RECENT_SEGMENTS = 20
-"""Segments in which the newest commit is looked for: a controller writes one every few seconds."""
+"""Segments in which the newest commit and row of metrics are looked for: a controller writes one every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class Predecessor:
     """What has to be added to its times for this host's clock."""
     decided: frozenset[str] = frozenset()
     """The attempt of the newest snapshot whose commit it had decided."""
+    metrics: tuple[int, int] = (-1, -1)
+    """Generation and step of the newest row of metrics that is written."""
     ended: dict[str, Any] | None = field(default=None)
     """Its last word, where the run had ended."""
 
@@ -132,11 +134,12 @@ def predecessor(store: BlobStore, run: str, at: float, wall_s: float) -> Predece
         state = next(decode(store.get(key), key)).get("state")
     # The commit that was decided last is in the last segments: it is written at once.
     keys = [key for key in store.list(f"{run}/{PREFIX}{newest}-") if key.endswith(".jsonl")]
-    decided: list[str] = []
-    for key in sorted(keys)[-RECENT_SEGMENTS:]:
-        decided += [str(r["attempt"]) for r in decode(store.get(key), key) if r["kind"] == "committed"]
+    recent = [record for key in sorted(keys)[-RECENT_SEGMENTS:] for record in decode(store.get(key), key)]
+    decided = [str(record["attempt"]) for record in recent if record["kind"] == "committed"]
+    told = [(record["generation"], record["rows"][-1][0]) for record in recent if record["kind"] == "metrics"]
     ended = next((record for record in last if record["kind"] == "ended"), None)
-    return Predecessor(int(head["epoch"]), str(head["life"]), state, shift, frozenset(decided[-1:]), ended)
+    newest_row = max(told, default=(-1, -1))
+    return Predecessor(int(head["epoch"]), str(head["life"]), state, shift, frozenset(decided[-1:]), newest_row, ended)
 
 
 def _last_segments(store: BlobStore, run: str) -> dict[str, list[dict[str, Any]]]:

@@ -67,8 +67,10 @@ async def take_over(controller: Controller) -> None:
     if adopted.round is not None:
         controller.snapshots.rounds.resume(adopted.round, adopted.sealed)
     await controller.generations.make_rendezvous()
-    # Steps that nobody has written down yet are asked for before a new generation makes the rank forget them.
+    # Steps that nobody has written down yet are asked for before a new generation makes the ranks forget them.
+    controller.observer.noted = controller.journal.metrics_written = past.metrics
     await controller.observer.collect()
+    await controller.observer.complete(record, adopted.state)
     if controller.chronicle.decisions(None, record, adopted.state, adopted.commands, controller.journal):
         await controller.journal.flush()
     for command in adopted.commands:

@@ -51,6 +51,7 @@ from elastic.snapshot.index import SnapshotIndex
 from elastic.snapshot.live_tier import Salvage
 from elastic.snapshot.restore import ChunkSource, RestoreReport
 from elastic.snapshot.rng import seed_everything
+from elastic.step_metrics import StepMetrics
 from elastic.train_function import call_train_function, set_current_run
 
 _UNFIT = (ModelMismatch, VersionMismatch, TopologyMismatch)
@@ -144,8 +145,8 @@ class TrainThread:
         self._live_orders: queue.SimpleQueue[LiveOrder | None] = queue.SimpleQueue()
         self._salvage: Salvage | None = None
         self._live_reason = ""
-        self._samples = 0
-        self._rows: tuple[tuple[int, float, dict[str, float]], ...] = ()
+        self.metrics = StepMetrics(-1)
+        """Of the generation in hand, or the last one."""
         self._orders: queue.SimpleQueue[tuple[GenerationOrder, BoundaryGate]] = queue.SimpleQueue()
         if not spec.use_gpu:
             torch.set_num_threads(cores)
@@ -178,8 +179,6 @@ class TrainThread:
             self.tell(
                 replace(
                     event,
-                    samples=self._samples,
-                    metrics=self._rows,
                     live_bytes=kept.nbytes if kept else 0,
                     live_slack_bytes=kept.slack_bytes if kept else 0,
                     live_reason=self._live_reason,
@@ -204,7 +203,7 @@ class TrainThread:
     def _generation(self, order: GenerationOrder, gate: BoundaryGate) -> RankEvent:
         """One generation, from forming the group to leaving it; always answers with how it was left."""
         event: RankEvent | None = None
-        self._rows, self._salvage, self._live_reason = (), None, ""
+        self._salvage, self._live_reason = None, ""
         try:
             self._form(order, gate)
             context = RunContext(
@@ -221,12 +220,12 @@ class TrainThread:
                 versions=self.spec.versions,
                 from_other_run=order.restore is not None and bool(order.restore.other_run),
             )
-            run = self.run = Run(context, _Link(self, order), gate, self.progress)
+            self.metrics = StepMetrics(order.generation)
+            run = self.run = Run(context, _Link(self, order), gate, self.progress, self.metrics)
             set_current_run(run)
             seed_everything(self.spec.seed, BUILD_STEP, {})
             call_train_function(self._entry, self.spec.config)
             run.check_attached()
-            self._take_metrics()
             return RankEvent("departed", order.generation, gate.step, cause="finished")
         except Stopped:
             event = RankEvent("departed", order.generation, gate.step, cause="interrupted")
@@ -277,7 +276,6 @@ class TrainThread:
 
     def _leave_group(self) -> None:
         """Drop the run's objects and the group, so that peers that wait for this rank learn of it at once."""
-        self._take_metrics()
         run, self.run = self.run, None
         if dist.is_initialized():
             with contextlib.suppress(Exception):
@@ -293,12 +291,6 @@ class TrainThread:
         """Keep the state of the last boundary, if it can be proven to be that."""
         if self.run is not None:
             self._salvage, self._live_reason = self.run.salvage()
-
-    def _take_metrics(self) -> None:
-        """Keep the rows that were not collected yet, for the last event of the generation."""
-        if self.run is not None:
-            self._samples, rows = self.run.take_metrics()
-            self._rows = tuple(rows)
 
     def _failure(self, order: GenerationOrder, gate: BoundaryGate, error: BaseException) -> RankEvent:
         text = f"{type(error).__name__}: {error}".strip().rstrip(":")

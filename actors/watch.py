@@ -29,12 +29,13 @@ async def watch(
     probe_timeout_s: float,
     node_dead: Callable[[], Awaitable[bool]],
     after: int = 0,
+    told: Callable[[], tuple[Any, ...]] = tuple,
 ) -> Death:
     """Deliver the actor's news, from number ``after`` on, until it dies; returns why. ``probe`` makes the call that
-    proves life, ``node_dead`` see ``answers``."""
+    proves life, ``node_dead`` see ``answers``; ``told`` is what the actor is told whenever it is asked."""
     while True:
         try:
-            following, events = await actor.poll.remote(after, POLL_S)
+            following, events = await actor.poll.remote(after, POLL_S, *told())
             for event in events:
                 on_event(event)
             after = following

@@ -11,6 +11,7 @@ A record has at least ``kind`` and ``t`` (seconds since 1970, for people). The k
     durable     attempt, step                                                      after the marker is written
     ended       status, reason, error                                              before anything is torn down
     stall, write, restore, failure, exposure                                       measurements (see policies and tune)
+    metrics     generation, rank, rows: rank 0's, or another's that fill in        with the next decision, or soon
     hang        generation, members, phase, why, stacks, standing                  before the members are killed
     incident    one incident with its RTO split
     interval    the interval that was adopted, with its reason

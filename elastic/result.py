@@ -105,6 +105,10 @@ class SnapshotReport:
         return {name: getattr(self, name) for name in names}
 
 
+OWN_COLUMNS = ("step", "step_s", "filled_from")
+"""Of a row of ``Result.metrics``: all others were reported by the train function."""
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """The end of a run. ``status``: finished, stopped or failed; ``error`` tells a failure."""
@@ -118,7 +122,8 @@ class Result:
     """The newest durable snapshot, relative to the run's directory."""
     error: ElasticError | None = None
     metrics: tuple[dict[str, float], ...] = ()
-    """Per finished step of the surviving trajectory: ``step``, ``step_s`` and what the train function reported."""
+    """Per finished step of the surviving trajectory: ``step``, ``step_s`` and what the train function reported on rank
+    0; where that was lost with it, on the rank that ``filled_from`` then names."""
     generations: tuple[GenerationReport, ...] = ()
     incidents: tuple[IncidentReport, ...] = ()
     snapshots: tuple[SnapshotReport, ...] = ()

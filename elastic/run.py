@@ -28,7 +28,7 @@ from elastic.snapshot.per_rank import OnResize, RankPlace
 from elastic.snapshot.restore import RestoreReport
 from elastic.snapshot.rng import load_generators, saved_generators, seed_everything
 from elastic.snapshot.staging import Stager, capture_and_stage
-from elastic.step_metrics import Row, StepMetrics
+from elastic.step_metrics import StepMetrics
 
 __all__ = ["Interrupted", "Run", "Stopped"]
 
@@ -45,7 +45,12 @@ class Run:
     """One rank's view of the run, for one generation. Made by the rank; ``elastic.current_run()`` gives it."""
 
     def __init__(
-        self, context: RunContext, link: RunLink, gate: BoundaryGate, progress: Progress | None = None
+        self,
+        context: RunContext,
+        link: RunLink,
+        gate: BoundaryGate,
+        progress: Progress | None = None,
+        metrics: StepMetrics | None = None,
     ) -> None:
         self.name, self.generation, self.rank = context.name, context.generation, context.rank
         self.mesh, self.seed = context.mesh, context.seed
@@ -65,7 +70,7 @@ class Run:
         self._device_mesh: Any = None
         self._step = 0
         self._ledger: list[tuple[int, LedgerEntry]] = []
-        self._metrics = StepMetrics()
+        self._metrics = metrics or StepMetrics(context.generation)
         self._stall_s = 0.0
 
     @property
@@ -233,8 +238,8 @@ class Run:
                 first, phase = False, STEP
                 self._publish_share_bytes()
                 link.first_step(self._step)
-            if self.rank == 0:
-                self._metrics.ended(self._step, now() - turn_started - self._stall_s)
+            samples = loader.samples_seen if loader is not None else 0
+            self._metrics.ended(self._step, now() - turn_started - self._stall_s, samples)
             turn_started, self._stall_s = now(), 0.0
             order = gate.arrive(self._step)
             if order is not None:
@@ -355,14 +360,9 @@ class Run:
     # --- reports -------------------------------------------------------------------------------------------------
 
     def report(self, **metrics: Any) -> None:
-        """Metrics of the step in hand, from rank 0. Tensors are read later, off the train thread where possible."""
-        if self.rank == 0:
-            self._metrics.report(self._step + 1, metrics)
-
-    def take_metrics(self) -> tuple[int, list[Row]]:
-        """Samples seen, and (step, seconds, metrics) of steps finished since the last call. For another thread."""
-        loader = self._loader
-        return loader.samples_seen if loader is not None else 0, self._metrics.take()
+        """Metrics of the step in hand. Those of rank 0 count; another rank's stand in for a step whose row was lost
+        with it. Tensors are copied, and read later, off the train thread."""
+        self._metrics.report(self._step + 1, metrics)
 
     def check_attached(self) -> None:
         """Raise ConfigError if the train function returned without naming any state: nothing of it could be saved."""

@@ -9,7 +9,7 @@ from typing import Any
 from elastic.cli.output import count, number, seconds
 from elastic.cli.progress import told, told_notice
 from elastic.errors import DeterministicFailure
-from elastic.result import Result
+from elastic.result import OWN_COLUMNS, Result
 
 
 def summary(result: Result) -> list[str]:
@@ -60,7 +60,7 @@ def facts(result: Result) -> list[tuple[str, str]]:
 def first_and_last(result: Result, window: int = 5) -> dict[str, tuple[float, float]]:
     """For each metric its mean over the first and the last few steps of this start; the two do not overlap."""
     window = max(1, min(window, len(result.metrics) // 2))
-    names = [name for name in (result.metrics[-1] if result.metrics else {}) if name not in ("step", "step_s")]
+    names = [name for name in (result.metrics[-1] if result.metrics else {}) if name not in OWN_COLUMNS]
     return {name: (_mean(result.metrics[:window], name), _mean(result.metrics[-window:], name)) for name in names[:3]}
 
 

@@ -84,7 +84,7 @@ def _journal(store: BlobStore, run: str, step: int, steps: int) -> Journal:
     losses: dict[int, float] = {}
     rows: dict[int, dict[int, LedgerRow]] = defaultdict(dict)
     for record in journal_records(store, run, []):
-        if record["kind"] == "metrics":
+        if record["kind"] == "metrics" and not record.get("rank"):  # the loss that is compared is rank 0's
             for finished, _, metrics in record["rows"]:
                 if step < finished <= step + steps and "loss" in metrics:
                     losses[int(finished) - step - 1] = float(metrics["loss"])

@@ -61,7 +61,10 @@ def test_failures_before_the_first_snapshot_in_a_recovery_and_in_a_resize_and_of
     status = when(handle, working(2, 4), 30, "two nodes fewer")
     assert (status["incidents"][3]["kind"], status["incidents"][3]["steps_lost"]) == ("node", 0)
     handle.stop()
-    assert_audited(handle.wait())
+    result = handle.wait()
+    assert_audited(result)
+    told_steps = [row["step"] for row in result.metrics]
+    assert told_steps == list(range(1, result.step + 1)), "a rank 0 that is lost takes no row along"
 
 
 def test_a_node_comes_back_from_its_partner_and_a_pair_of_partners_from_storage(
