@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
 def stop(
     run: Annotated[str, typer.Argument(metavar="RUN")],
     address: Annotated[str | None, typer.Option("--address", help="The Ray cluster; default: the local one.")] = None,
+    _snapshot: Annotated[bool, typer.Option("--snapshot", help="As always: the end of a run is durable.")] = True,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the end.")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
 ) -> None:

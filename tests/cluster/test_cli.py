@@ -43,7 +43,7 @@ def test_a_run_on_a_cluster_is_watched_resized_stopped_and_resumed(
         assert (code, resized.answer["wanted"]) == (0, 1)
         running.shows("generation 2: 1 rank ", 30)
 
-        code, stopped = run(project, "stop", "cli", "--address", address, "--json")
+        code, stopped = run(project, "stop", "cli", "--snapshot", "--address", address, "--json")
         assert (code, stopped.answer["status"]) == (0, "stopped")
         assert running.ends(30) == 0
         reached = running.answer["step"]

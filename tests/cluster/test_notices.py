@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
+import pytest
 import ray
+from support.calling_off import calls_off_drains
 from support.cluster import TestCluster, assert_audited, until, when
+
+from actors import launch
 
 PREEMPTION = 2
 
@@ -31,9 +36,12 @@ def clean(result: Any) -> None:
 
 
 def test_signals_drains_and_exclusions_move_ranks_away_without_losing_a_step(
-    cluster: TestCluster, trainer: Any
+    cluster: TestCluster, trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.ensure(4)
+    called_off = tmp_path / "called-off"
+    options = {"num_cpus": 0, "max_concurrency": 64, "max_restarts": -1, "max_task_retries": -1}
+    monkeypatch.setattr(launch, "ControllerActor", ray.remote(**options)(calls_off_drains(str(called_off))))
     handle = trainer(name="notices", config={"step_s": 0.05}, workers=(1, 4)).start()
     status = when(handle, lambda s: s["world_size"] == 4 and s["step"] >= 5, 60, "four ranks")
 
@@ -41,12 +49,18 @@ def test_signals_drains_and_exclusions_move_ranks_away_without_losing_a_step(
     handle.exclude(taken_back)
     when(handle, lambda s: any(n["leaving"] for n in s["node_list"]), 10, "the exclusion")
     handle.readmit(taken_back)
-    status = when(handle, lambda s: s["notices"], 10, "the end of the notice")
-    assert (status["notices"][0]["purpose"], status["generation"]) == ("cancelled", 1)
+    when(handle, lambda s: s["notices"], 10, "the end of the notice")
+    drain(cluster, taken_back, 60.0)
+    when(handle, lambda s: any(n["leaving"] for n in s["node_list"]), 10, "the drain")
+    called_off.write_text(taken_back)
+    status = when(handle, lambda s: len(s["notices"]) == 2, 10, "the end of the drain")
+    (back,) = [n for n in status["node_list"] if n["node"] == taken_back]
+    assert (back["leaving"], back["capacity"]) == ([], 1)
+    assert ([n["purpose"] for n in status["notices"]], status["generation"]) == (["cancelled"] * 2, 1)
 
     process = cluster.process("ray::Rank", told)
     os.kill(process.pid, signal.SIGTERM)
-    status = when(handle, lambda s: len(s["notices"]) == 2, 30, "the move off the node")
+    status = when(handle, lambda s: len(s["notices"]) == 3, 30, "the move off the node")
     assert (status["world_size"], status["generation"]) == (3, 2)
     assert told not in nodes_of(status)
     until(lambda: not process.is_running(), 10, "the process that was told to end")
@@ -57,17 +71,23 @@ def test_signals_drains_and_exclusions_move_ranks_away_without_losing_a_step(
     for node in drained:
         drain(cluster, node, 60.0)
         time.sleep(0.7)  # what is tested is that they come apart
-    status = when(handle, lambda s: len(s["notices"]) == 3, 40, "the move off both nodes")
+    status = when(handle, lambda s: len(s["notices"]) == 4, 40, "the move off both nodes")
     assert (status["world_size"], status["generation"]) == (2, generation + 1), "staggered drains are one decision"
     assert not {*drained} & {*nodes_of(status)}
+
+    assert status["alarms"] == []
+    handle.exclude(told, 0.1)
+    status = when(handle, lambda s: len(s["notices"]) == 5, 30, "the move off a node that goes at once")
+    assert nodes_of(status) == [taken_back]
+    assert "the snapshot of the boundary needs" in status["alarms"][0], "why it does not fit is told"
     handle.stop()
     result = handle.wait()
-    for node in drained:
+    for node in (taken_back, *drained):
         cluster.kill_node(node, "notices")
 
     clean(result)
-    _, *moved = result.notices
-    assert [(n["by"], n["purpose"]) for n in moved] == [("sigterm", "shrink"), ("drain", "shrink")]
+    moved = result.notices[2:]
+    assert [(n["by"], n["purpose"]) for n in moved] == [(by, "shrink") for by in ("sigterm", "drain", "exclude")]
     assert sorted(moved[1]["nodes"]) == sorted(drained)
     assert all(0 < n["out_s"] < 25 for n in moved), moved
 
