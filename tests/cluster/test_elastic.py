@@ -134,7 +134,7 @@ def test_with_several_meshes_allowed_a_lost_rank_leads_to_the_largest_that_is_le
     cluster.ensure(4)
     result = elastic.ElasticTrainer(
         f"{JOBS}:train",
-        train_loop_config={"steps": 40, "step_s": 0.02, "faults": [("kill", 20, 1, 1)]},
+        train_loop_config={"steps": 40, "step_s": 0.02, "faults": [("kill", 20, 3, 1)]},
         scaling_config=elastic.ScalingConfig(num_workers=(2, 4), mesh=[{"dp": 2, "tp": 2}, {"dp": 2}]),
         run_config=elastic.RunConfig(name="meshes", storage_path=str(tmp_path)),
     ).fit()

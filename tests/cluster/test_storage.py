@@ -29,31 +29,34 @@ def test_a_run_on_an_object_store_that_goes_away_trains_on_and_resumes_when_it_i
             monkeypatch.setenv(name, value)
         first = trainer(
             name="on-s3",
-            config={"steps": 60, "step_s": 0.1},
+            config={"steps": 70, "step_s": 0.1},
             workers=2,
             storage=url,
             interval="10 steps",
+            upload_bytes_per_s=64 << 10,
             env=server.env,
         )
         handle = first.start()
-        when(handle, lambda s: (s["snapshot_remote_step"] or 0) >= 10, 60, "a durable snapshot")
+        when(
+            handle, lambda s: (s["snapshot_remote_step"] or 0) >= 10 and s["uploading"], 60, "an upload after the first"
+        )
         os.kill(server.pid, 9)
         at = handle.status()["step"]
-        when(handle, lambda s: s["step"] >= at + 15, 60, "15 more steps without storage")
+        when(handle, lambda s: s["step"] >= at + 10, 60, "10 more steps without storage")
         result = handle.wait()
-        assert result.step == 60
+        assert result.step == 70
         assert result.status == "failed", "what could not be made durable is not called finished"
         assert isinstance(result.error, Exception)
     with seaweed(tmp_path / "server") as server:
         for name, value in server.env.items():
             monkeypatch.setenv(name, value)
-        second = trainer(name="on-s3", config={"steps": 60}, workers=2, storage=url, env=server.env).fit()
+        second = trainer(name="on-s3", config={"steps": 70}, workers=2, storage=url, env=server.env).fit()
         assert second.generations[0].restored_from == "remote"
         assert second.generations[0].restored_step >= 10
-        assert second.step == 60
+        assert second.step == 70
         found = audit_run(open_store(url), "on-s3")
         assert found is not None
-        assert (found.audit.steps, found.audit.repeated, found.audit.skipped) == (60, 0, 0)
+        assert (found.audit.steps, found.audit.repeated, found.audit.skipped) == (70, 0, 0)
         assert SnapshotCatalog(open_store(url), "on-s3").newest_good() is not None
 
 
