@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 import threading
 from collections.abc import Sequence
@@ -104,7 +105,7 @@ class BlobCopy:
         first, span = int(starts[0]), int((starts + lengths).max() - starts[0])
         buffer = self._map(table, int(rows[-1]), first, span) if mapped else None
         if buffer is None:
-            buffer = self._buffers.take(span)
+            buffer = self._buffers.take(span, first)
             if not self._fill(table, int(rows[-1]), first, [buffer]):
                 if len(rows) == 1:
                     return [None]
@@ -144,19 +145,23 @@ class _Buffers:
         self._made: list[npt.NDArray[np.uint8]] = []
         self._lock = threading.Lock()
 
-    def take(self, nbytes: int) -> memoryview:
-        """Room for ``nbytes``, kept for as long as the view or a part of it lives."""
-        if nbytes > BUFFER_BYTES or nbytes < BUFFER_BYTES // 8:
+    def take(self, nbytes: int, at: int) -> memoryview:
+        """Room for the ``nbytes`` from ``at`` on in a file, kept for as long as the view or a part of it lives.
+
+        It lies in its page as those lie in theirs: a disk can then fill it itself.
+        """
+        lead = at % mmap.PAGESIZE
+        if lead + nbytes > BUFFER_BYTES or nbytes < BUFFER_BYTES // 16:
             return np.empty(nbytes, np.uint8).data
         with self._lock:
             for i in range(len(self._made)):
                 # The list's reference and the call's own: every view of the buffer would add one.
                 if sys.getrefcount(self._made[i]) == _UNUSED:
-                    return self._made[i].data[:nbytes]
-            made = np.empty(BUFFER_BYTES, np.uint8)
+                    return self._made[i].data[lead : lead + nbytes]
+            made = np.frombuffer(mmap.mmap(-1, BUFFER_BYTES), np.uint8)
             if len(self._made) < KEPT_BUFFERS:
                 self._made.append(made)
-            return made.data[:nbytes]
+            return made.data[lead : lead + nbytes]
 
 
 def ranges(table: ChunkTable, rows: Rows, range_bytes: int = BlobStore.range_bytes) -> tuple[Rows, list[slice]]:

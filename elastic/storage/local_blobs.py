@@ -5,7 +5,8 @@ must be new, which the file system itself refuses to do twice, by ``rename`` whe
 directory is synced, and before that every directory above that this process has not yet synced. So a name is seen by
 nobody before its bytes are durable, and a crash leaves at worst a temporary name, which no listing shows.
 
-All system calls on bytes release the GIL.
+Large writes go from memory to the disk past the page cache, and what is not in the page cache is read past it: a
+snapshot takes no memory from training, and waits for no writeback. All system calls on bytes release the GIL.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import stat
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
 
 from elastic.errors import StorageError
 from elastic.storage.blob_store import LEFTOVER_PREFIX, BlobStore, Buffer, PutOutcome, check_key, flat, too_short
@@ -27,7 +31,10 @@ LARGEST_CALL_BYTES = 1 << 30
 """Linux moves at most 2 GiB less a page in one call."""
 MOST_BUFFERS = 1024
 """Linux fills at most so many buffers in one call."""
-PREALLOCATE_FROM_BYTES = 1 << 20
+LARGE_BYTES = 1 << 20
+"""From here on a write's space is reserved and its bytes go past the page cache."""
+BLOCK_BYTES = 4096
+"""What goes past the page cache begins and ends in the file at multiples of this."""
 WRITEBACK_BYTES = 16 << 20
 """After so many bytes the kernel is asked to begin writing them, so that the disk works while the rest is copied."""
 LEFTOVER_AGE_S = 24 * 3600.0
@@ -55,6 +62,11 @@ _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
 """Linux only; it makes the sync at the end shorter and promises nothing itself, so its result does not matter."""
 if _sync_file_range is not None:
     _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+
+
+_mincore = getattr(ctypes.CDLL(None), "mincore", None)
+if _mincore is not None:
+    _mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 class LocalBlobs(BlobStore):
@@ -91,11 +103,12 @@ class LocalBlobs(BlobStore):
             descriptor = self._create(temporary)
         try:
             with self._saying("cannot write", key):
-                if expected_bytes >= PREALLOCATE_FROM_BYTES:
+                if expected_bytes >= LARGE_BYTES:
                     _preallocate(descriptor, expected_bytes)
             for part in parts:
                 with self._saying("cannot write", key):
-                    _write_all(descriptor, flat(part))
+                    view = flat(part)
+                    _write_all(descriptor, view[_write_directly(descriptor, view) :])
             with self._saying("cannot write", key):
                 os.fsync(descriptor)
                 if replace:
@@ -166,6 +179,8 @@ class LocalBlobs(BlobStore):
             self._fill(key, descriptor, start, target)
 
     def scatter(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
+        if len(buffers) == 1:
+            return self.read_into(key, start, buffers[0])
         sizes = [buffer.nbytes for buffer in buffers]
         with self._reading(key) as (descriptor, size_bytes):
             self._check_range(key, size_bytes, start, start + sum(sizes))
@@ -183,9 +198,16 @@ class LocalBlobs(BlobStore):
     def mapped(self, key: str, start: int, length: int) -> memoryview | None:
         with self._reading(key) as (descriptor, size_bytes):
             self._check_range(key, size_bytes, start, start + length)
-            return _map(descriptor, start, length)
+            return _map(descriptor, start, length) if _is_cached(descriptor, start, length) else None
 
     def _fill(self, key: str, descriptor: int, start: int, target: memoryview) -> None:
+        if target.nbytes >= LARGE_BYTES and not _is_cached(descriptor, start, target.nbytes):
+            filled = _read_directly(descriptor, start, target)
+            self._fill_the_usual_way(key, descriptor, start, target[: filled.start])
+            start, target = start + filled.stop, target[filled.stop :]
+        self._fill_the_usual_way(key, descriptor, start, target)
+
+    def _fill_the_usual_way(self, key: str, descriptor: int, start: int, target: memoryview) -> None:
         while target.nbytes:
             count = os.preadv(descriptor, [target[:LARGEST_CALL_BYTES]], start)
             self._check_range(key, start + count, start, start + 1)
@@ -300,12 +322,71 @@ class LocalBlobs(BlobStore):
             raise StorageError(f"{doing}: {what}", os.path.join(self._root, key), cure) from error
 
 
+def _write_directly(descriptor: int, view: memoryview) -> int:
+    """Write as many whole blocks of ``view`` as go to the disk as they lie in memory; how many bytes that was.
+
+    The page cache would take a copy of each byte, memory that training could use, and its own time to write it back.
+    Where the file system, the offset or the address does not allow it, the bytes go the usual way.
+    """
+    at = os.lseek(descriptor, 0, os.SEEK_CUR)
+    if view.nbytes < LARGE_BYTES or at % BLOCK_BYTES:
+        return 0
+    done, whole = 0, view.nbytes - view.nbytes % BLOCK_BYTES
+    with _past_the_page_cache(descriptor):
+        while done < whole and done % BLOCK_BYTES == 0:
+            done += os.write(descriptor, view[done : min(done + WRITEBACK_BYTES, whole)])
+    return done
+
+
+def _read_directly(descriptor: int, start: int, view: memoryview) -> slice:
+    """Fill whole blocks of ``view`` with the bytes from ``start`` on, past the page cache; which part was filled.
+
+    For what lies on the disk alone: to bring it into the page cache costs a copy and fresh memory.
+    """
+    first = -start % BLOCK_BYTES
+    done, whole = first, view.nbytes - (start + view.nbytes) % BLOCK_BYTES
+    if whole - first < LARGE_BYTES:
+        return slice(0, 0)
+    with _past_the_page_cache(descriptor):
+        while done < whole and (done - first) % BLOCK_BYTES == 0:
+            if not (count := os.preadv(descriptor, [view[done : min(done + LARGEST_CALL_BYTES, whole)]], start + done)):
+                break
+            done += count
+    return slice(first, done)
+
+
+@contextlib.contextmanager
+def _past_the_page_cache(descriptor: int) -> Iterator[None]:
+    """The block's reads and writes go between the disk and the caller's memory. It ends early where that cannot be."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+    finally:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+
+
+def _is_cached(descriptor: int, start: int, length: int) -> bool:
+    """Whether the page cache holds a range of a file; also where the system does not say."""
+    if _mincore is None:
+        return True
+    try:
+        pages = np.frombuffer(_map_pages(descriptor, start, length), np.uint8)
+    except (OSError, ValueError):
+        return True
+    held = np.empty(-(-pages.nbytes // mmap.PAGESIZE), np.uint8)
+    return _mincore(pages.ctypes.data, pages.nbytes, held.ctypes.data) != 0 or bool((held & 1).all())
+
+
 def _write_all(descriptor: int, view: memoryview) -> None:
     done = 0
     while done < view.nbytes:
         count = os.write(descriptor, view[done : done + WRITEBACK_BYTES])
         done += count
-        if count >= PREALLOCATE_FROM_BYTES and _sync_file_range is not None:
+        if count >= LARGE_BYTES and _sync_file_range is not None:
             _sync_file_range(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - count, count, _BEGIN_WRITEBACK)
 
 
@@ -315,14 +396,18 @@ def _map(descriptor: int, start: int, length: int) -> memoryview | None:
     To touch a page that the disk does not give ends the process, so the kernel is asked for all of them before; None
     where it cannot be asked or says no: a read then tells why.
     """
-    first = start - start % mmap.ALLOCATIONGRANULARITY
     try:
-        os.posix_fadvise(descriptor, first, start + length - first, os.POSIX_FADV_WILLNEED)
-        memory = mmap.mmap(descriptor, start + length - first, access=mmap.ACCESS_READ, offset=first)
-        memory.madvise(_POPULATE_READ)
+        pages = _map_pages(descriptor, start, length)
+        pages.madvise(_POPULATE_READ)
     except (OSError, ValueError):
         return None
-    return memoryview(memory)[start - first :]
+    return memoryview(pages)[len(pages) - length :]
+
+
+def _map_pages(descriptor: int, start: int, length: int) -> mmap.mmap:
+    """The range and what lies before it in its first page."""
+    lead = start % mmap.ALLOCATIONGRANULARITY
+    return mmap.mmap(descriptor, lead + length, access=mmap.ACCESS_READ, offset=start - lead)
 
 
 def _preallocate(descriptor: int, size_bytes: int) -> None:

@@ -324,7 +324,7 @@ def durable(attached: list[Attached], tier: NodeTier, store: BlobStore) -> tuple
     return catalog.open(ref), catalog.source(ref)
 
 
-@pytest.mark.parametrize("kind", ["files, mapped", "files, read", "memory"])
+@pytest.mark.parametrize("kind", ["files, mapped", "files, read", "files, on disk alone", "memory"])
 def test_a_large_state_in_storage_is_verified_chunk_by_chunk_as_it_is_copied(
     tier: NodeTier, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +334,8 @@ def test_a_large_state_in_storage_is_verified_chunk_by_chunk_as_it_is_copied(
 
     if kind == "files, read":  # as on a kernel that cannot say beforehand whether a page can be had
         monkeypatch.setattr(local_blobs, "_POPULATE_READ", -1)
+    if kind == "files, on disk alone":
+        monkeypatch.setattr(local_blobs, "_is_cached", lambda *_: False)
     store = MemoryBlobs() if kind == "memory" else LocalBlobs(tmp_path / "store")
     saved, fresh, cast, small = model(0), model(1), model(2).to(torch.bfloat16), model(3)
     across = model(4)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic.errors import StorageError
+from elastic.storage import local_blobs
 from elastic.storage.blob_store import LEFTOVER_PREFIX, PutOutcome, open_store
 from elastic.storage.local_blobs import LocalBlobs
 
@@ -247,6 +249,51 @@ class TestWriting:
         assert not (tmp_path / "root/a/b").exists()
         store.delete("a/d")
         assert list((tmp_path / "root").iterdir()) == []
+
+
+def is_on_a_disk(directory: Path) -> bool:
+    kind = subprocess.run(["stat", "-f", "-c", "%T", str(directory)], check=True, capture_output=True, text=True)
+    return "ext" in kind.stdout or "xfs" in kind.stdout
+
+
+class TestPastThePageCache:
+    """Large writes go from memory to the disk, and what lies on the disk alone comes back the same way."""
+
+    def test_training_keeps_the_memory_that_a_large_write_would_take(self, tmp_path: Path) -> None:
+        if not is_on_a_disk(tmp_path):
+            pytest.skip("the temporary directory is in memory")
+        store = LocalBlobs(tmp_path)
+        source, target = (memoryview(mmap.mmap(-1, 3 * MIB)) for _ in range(2))
+        source[:] = os.urandom(3 * MIB)
+        store.put("k", source)
+        assert store.mapped("k", 0, 3 * MIB) is None, "it must be read"
+        store.read_into("k", 0, target)
+        assert target == source
+        assert store.mapped("k", 0, 3 * MIB) is None, "a read takes none either"
+        assert store.get("k") == source
+        assert store.mapped("k", 0, 3 * MIB) is not None, "what somebody brought into memory is looked at there"
+
+    @pytest.mark.parametrize("place", ["disk", "memory"])
+    def test_any_size_from_any_address_comes_back_to_any_address(
+        self, tmp_path: Path, small_disk: Callable[[str], Path], place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(local_blobs, "_is_cached", lambda *_: False)
+        store = LocalBlobs(tmp_path if place == "disk" else small_disk("size=40m"))
+        room, back = (memoryview(mmap.mmap(-1, 20 * MIB)) for _ in range(2))
+        room[:] = os.urandom(len(room))
+        for size in (MIB - 1, MIB, MIB + 1, 17 * MIB + 4097):
+            for address in (0, 512, 64, 1):
+                data = room[address : address + size]
+                store.put("k", data)
+                assert store.size("k") == size
+                for start in (0, 1, 4095, 4096, size - 100):
+                    for lead in (start % 4096, 0, 64):
+                        wanted = back[lead : lead + size - start]
+                        wanted[:1], wanted[-1:] = b"?", b"?"
+                        store.read_into("k", start, wanted)
+                        assert wanted == data[start:], (size, address, start, lead)
+        store.put_parts("parts", iter([room[:MIB], b"x" * 100, room[: 2 * MIB], room[:4096]]))
+        assert store.get("parts") == b"".join([room[:MIB], b"x" * 100, room[: 2 * MIB], room[:4096]])
 
 
 class TestNames:
