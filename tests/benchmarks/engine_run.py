@@ -64,6 +64,23 @@ def settle(directory: Path) -> None:
         quick = quick + 1 if time.perf_counter() - started < QUIET_S else 0
 
 
+FORGOTTEN_S = 6.0
+"""Longer than a file system waits before it tells the disk which blocks are free."""
+FORGET_WITHIN_S = 60.0
+
+
+def forget() -> None:
+    """Return when the disks have taken back the blocks of deleted files: none has been told of any for a while."""
+    os.sync()
+    told, since, until = -1, time.monotonic(), time.monotonic() + FORGET_WITHIN_S
+    while time.monotonic() - since < FORGOTTEN_S and time.monotonic() < until:
+        lines = Path("/proc/diskstats").read_text().splitlines()
+        discards = sum(int(line.split()[14]) for line in lines if len(line.split()) > 14)
+        if discards != told:
+            told, since = discards, time.monotonic()
+        time.sleep(0.1)
+
+
 class EngineRun:
     """One rank on one node with a local store."""
 

@@ -6,7 +6,8 @@
 tensors changed (the largest of the three ratios). ``unchanged_speedup``: seconds of a full durable save over seconds of
 one in which nothing changed, counted from the node snapshot on (upload with fsync, commit); making the node snapshot
 takes its copy and its hash whatever has changed. ``unchanged_total_speedup`` counts these too. DCP, which has no
-incremental save, stands beside it. With ``--json`` one object on the last line.
+incremental save, stands beside it. Files stay until the end, see ``save_load.py``. With ``--json`` one object on the
+last line.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import shutil
 import statistics
 import sys
 import tempfile
@@ -50,8 +50,6 @@ def measure(shape: tuple[int, int], repeats: int, directory: Path) -> dict[str, 
         for i in range(repeats + 1):
             settle(directory)
             seconds = dcp_save(state, directory / f"dcp{i}")
-            shutil.rmtree(directory / f"dcp{i}")
-            settle(directory)
             ref, parts = engine.save()
             again, parts_again = engine.save(previous=ref)
             assert parts_again["uploaded_bytes"] == 0, "an unchanged state was written again"
@@ -66,7 +64,6 @@ def measure(shape: tuple[int, int], repeats: int, directory: Path) -> dict[str, 
                     ratios[f"{part:.0%}"] = round(found["uploaded_bytes"] / changed, 4)
                 engine.load(again)
                 assert all(torch.equal(state[name], engine.targets[name]) for name in state), "the load differs"
-            shutil.rmtree(directory / "store" / "bench" / "snapshots")
     finally:
         engine.close()
 
