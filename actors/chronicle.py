@@ -278,7 +278,7 @@ class Chronicle:
                 for row in record["rows"]:
                     if not rows:
                         self._first_step_at = began_at + record["t"] - began_wall_s - row[1]
-                    rows[row[0]] = _as_told(row, record["rank"])
+                    rows[row[0]] = _as_told(row, record.get("rank", 0))
             elif kind == "incident":
                 incidents.append(IncidentReport(**record["incident"]))
             elif kind == "snapshot":

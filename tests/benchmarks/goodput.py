@@ -125,7 +125,7 @@ def goodput_of(system: str, failures: list[Failure], seconds: float) -> Came:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run: 20 s of ours, a failure every 6 s")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: 12 s of ours, a failure every 4 s")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     parser.add_argument("--seconds", type=float, default=300.0, help="from the first batch, each system")
     parser.add_argument("--mean", type=float, default=30.0, help="seconds between failures, on average")
@@ -135,7 +135,7 @@ def main() -> None:
     prepare_process()
     seconds, mean_s, systems = arguments.seconds, arguments.mean, arguments.systems
     if arguments.quick:
-        seconds, mean_s, systems = 20.0, 6.0, ["ours"]
+        seconds, mean_s, systems = 12.0, 4.0, ["ours"]
     timers = known_timers(systems)
     failures = list(schedule(arguments.seed, seconds, mean_s))
     nodes = sum(failure.kind == "node" for failure in failures)

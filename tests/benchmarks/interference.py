@@ -122,7 +122,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    mib, steps = (32, 450) if options.quick else (options.mib, options.steps)
+    mib, steps = (32, 1000) if options.quick else (options.mib, options.steps)
     cores = len(os.sched_getaffinity(0))
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
