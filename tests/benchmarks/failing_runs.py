@@ -30,6 +30,7 @@ RUN = "recovery-bench"
 CLUSTER_TRIES = 3
 START_S = 240.0
 RECOVER_S = 240.0
+CLOSE_S = 20.0
 """Longer than any recovery that was ever seen; a run that has not gone on by then is an error."""
 MANY_STEPS = 1_000_000
 """More than any run here takes: it is ended from outside."""
@@ -118,6 +119,15 @@ class RayTrain:
     def ended(self, timeout_s: float = 0.0) -> str | None:
         """How the run ended, or None."""
         return self._outcome if self._over.wait(timeout_s) else None
+
+    def close(self) -> None:
+        """End a run that goes on: a thread that still asks Ray while it shuts down takes the whole process along."""
+        end = time.monotonic() + CLOSE_S
+        while not self._over.wait(0.2) and time.monotonic() < end:
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if "TrainController" in " ".join(process.cmdline()):
+                        process.kill()
 
 
 SYSTEMS: dict[str, Any] = {system.name: system for system in (Ours, RayTrain)}
@@ -226,6 +236,8 @@ def failing_run(
             end_on_sigterm()
             told = {"log": str(log), "steps": MANY_STEPS, **config}
             run = SYSTEMS[system](str(directory / "storage"), workers, told, **limits)
+            if isinstance(run, RayTrain):
+                stack.callback(run.close)
             yield FailingRun(cluster, started, run, StepLog(log))
     finally:
         shutil.rmtree(directory, ignore_errors=True)

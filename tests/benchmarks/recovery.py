@@ -25,9 +25,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -162,6 +164,13 @@ def attempt(name: str, system: str, turn: int, turns: int, strike_after: int) ->
         return scenario.act(run)
 
 
+def apart(*arguments: Any) -> Try:
+    """``attempt`` in a process of its own: Ray's driver does not bear many clusters in one."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, initializer=prepare_process) as process:
+        return process.submit(attempt, *arguments).result()
+
+
 def summary(name: str, tries: dict[str, list[Try]], peers: list[Try]) -> dict[str, Any]:
     """The keys of one scenario: medians of the tries, and every one of them. ``peers`` are Ray Train's of the scenario
     that it is compared with."""
@@ -237,7 +246,7 @@ def main() -> None:
         tries[name] = {system: [] for system in systems if system in SCENARIOS[name].workers}
         for turn in range(repeat):
             for system, came in tries[name].items():
-                came.append(attempt(name, system, turn, repeat, strike_after))
+                came.append(apart(name, system, turn, repeat, strike_after))
                 say(f"{name} {turn + 1}/{repeat}, {system}: {came[-1]}")
     result: dict[str, Any] = {}
     for name, of in tries.items():
