@@ -179,11 +179,11 @@ class LocalBlobs(BlobStore):
             self._fill(key, descriptor, start, target)
 
     def scatter(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
-        if len(buffers) == 1:
-            return self.read_into(key, start, buffers[0])
         sizes = [buffer.nbytes for buffer in buffers]
         with self._reading(key) as (descriptor, size_bytes):
             self._check_range(key, size_bytes, start, start + sum(sizes))
+            if len(buffers) == 1:
+                return self._fill(key, descriptor, start, flat(buffers[0]))
             for first in range(0, len(buffers), MOST_BUFFERS):
                 part = buffers[first : first + MOST_BUFFERS]
                 wanted = sum(sizes[first : first + MOST_BUFFERS])

@@ -21,12 +21,13 @@ from elastic.storage.local_blobs import LocalBlobs
 def spied(name):
     inner = getattr(LocalBlobs, name)
     def call(self, key, start, wanted):
-        if key.endswith(".pack"):
+        found = inner(self, key, start, wanted)
+        if key.endswith(".pack") and (name != "mapped" or found is not None):
             buffers = [wanted] if isinstance(wanted, memoryview) else wanted
             size = wanted if name == "mapped" else sum(b.nbytes for b in buffers)
             with open(os.environ["SPY_LOG"], "a") as log:
                 log.write(json.dumps([os.getpid(), key, start, size]) + "\\n")
-        return inner(self, key, start, wanted)
+        return found
     setattr(LocalBlobs, name, call)
 
 for name in ("read_into", "scatter", "mapped"):
