@@ -332,7 +332,7 @@ def _write_directly(descriptor: int, view: memoryview) -> int:
     if view.nbytes < LARGE_BYTES or at % BLOCK_BYTES:
         return 0
     done, whole = 0, view.nbytes - view.nbytes % BLOCK_BYTES
-    with _past_the_page_cache(descriptor):
+    with _where_possible(), _past_the_page_cache(descriptor):
         while done < whole and done % BLOCK_BYTES == 0:
             done += os.write(descriptor, view[done : min(done + WRITEBACK_BYTES, whole)])
     return done
@@ -347,7 +347,7 @@ def _read_directly(descriptor: int, start: int, view: memoryview) -> slice:
     done, whole = first, view.nbytes - (start + view.nbytes) % BLOCK_BYTES
     if whole - first < LARGE_BYTES:
         return slice(0, 0)
-    with _past_the_page_cache(descriptor):
+    with _where_possible(), _past_the_page_cache(descriptor):
         while done < whole and (done - first) % BLOCK_BYTES == 0:
             if not (count := os.preadv(descriptor, [view[done : min(done + LARGEST_CALL_BYTES, whole)]], start + done)):
                 break
@@ -357,16 +357,23 @@ def _read_directly(descriptor: int, start: int, view: memoryview) -> slice:
 
 @contextlib.contextmanager
 def _past_the_page_cache(descriptor: int) -> Iterator[None]:
-    """The block's reads and writes go between the disk and the caller's memory. It ends early where that cannot be."""
+    """The block's reads and writes go between the disk and the caller's memory; OSError EINVAL where they cannot."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
     try:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+        yield
+    finally:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+
+
+@contextlib.contextmanager
+def _where_possible() -> Iterator[None]:
+    """The block ends early where the system does not have what it asks for."""
+    try:
         yield
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
-    finally:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
 
 
 def _is_cached(descriptor: int, start: int, length: int) -> bool:

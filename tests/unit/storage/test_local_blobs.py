@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import platform
@@ -272,6 +273,21 @@ class TestPastThePageCache:
         assert store.mapped("k", 0, 3 * MIB) is None, "a read takes none either"
         assert store.get("k") == source
         assert store.mapped("k", 0, 3 * MIB) is not None, "what somebody brought into memory is looked at there"
+
+    def test_a_file_system_that_has_no_such_way_is_written_and_read_the_usual_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refusing(descriptor: int, command: int, flags: int = 0) -> int:
+            if flags & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            return 0
+
+        monkeypatch.setattr(local_blobs.fcntl, "fcntl", refusing)
+        monkeypatch.setattr(local_blobs, "_is_cached", lambda *_: False)
+        store, body, back = LocalBlobs(tmp_path), os.urandom(2 * MIB), bytearray(2 * MIB)
+        store.put("k", body)
+        store.read_into("k", 0, memoryview(back))
+        assert back == body
 
     @pytest.mark.parametrize("place", ["disk", "memory"])
     def test_any_size_from_any_address_comes_back_to_any_address(
