@@ -30,8 +30,8 @@ RUN = "recovery-bench"
 CLUSTER_TRIES = 3
 START_S = 240.0
 RECOVER_S = 240.0
-CLOSE_S = 20.0
 """Longer than any recovery that was ever seen; a run that has not gone on by then is an error."""
+CLOSE_S = 20.0
 MANY_STEPS = 1_000_000
 """More than any run here takes: it is ended from outside."""
 Workers = int | tuple[int, int]
