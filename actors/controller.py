@@ -26,6 +26,7 @@ from actors.chronicle import Chronicle
 from actors.controller_spec import ControllerSpec
 from actors.generation_shell import GenerationShell
 from actors.heartbeats import Heartbeats
+from actors.inbox import Inbox
 from actors.journal_writer import JournalWriter
 from actors.members import Members
 from actors.node_store import StoreEvent
@@ -136,7 +137,7 @@ class Controller:
             journal=self.journal,
             notices=self.notices,
         )
-        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._inbox = Inbox()
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = asyncio.Event()
         self._heard: dict[int, asyncio.Future[None]] = {}
@@ -255,7 +256,7 @@ class Controller:
         """Queue an event of the run's lifecycle."""
         if isinstance(event, life.MemberLost):
             event = replace(event, step=self.chronicle.step)  # what is known of how far it had come
-        self._queue.put_nowait(event)
+        self._inbox.put(event)
 
     async def _guard(self, work: Any) -> None:
         """A fault of ours ends the run with its story instead of leaving it to hang."""
@@ -274,7 +275,7 @@ class Controller:
 
     async def _main(self) -> None:
         while not self._ended.is_set():
-            event = await self._next_event()
+            event = await self._inbox.next(self.machine.state.deadline)
             before = self.machine.state
             commands = self.machine.handle(event)
             if isinstance(event, life.NodeCommitted):
@@ -289,15 +290,6 @@ class Controller:
                 heard.set_result(None)
             for command in commands:
                 await self.perform(command)
-
-    async def _next_event(self) -> Any:
-        deadline = self.machine.state.deadline
-        if deadline is None:
-            return await self._queue.get()
-        try:
-            return await asyncio.wait_for(self._queue.get(), max(0.0, deadline - now()))
-        except asyncio.TimeoutError:
-            return life.Tick(now())
 
     async def perform(self, command: Any) -> None:
         """Carry out one command of the run's lifecycle."""

@@ -19,7 +19,7 @@ from elastic.protocol.gathering import gather, staff
 from elastic.protocol.machine import Handler
 from elastic.protocol.membership import smallest
 from elastic.protocol.run_commands import CancelRound
-from elastic.protocol.run_events import ResizeAsked, StopAsked, Tick
+from elastic.protocol.run_events import Late, ResizeAsked, StopAsked, Tick
 from elastic.protocol.run_state import (
     ENDED,
     FINISHING,
@@ -31,6 +31,9 @@ from elastic.protocol.run_state import (
     RunState,
     remaining,
 )
+
+PATIENCE = frozenset(("cluster", "more", "form", "unwind", "return", "seal"))
+"""Deadlines of waiting for what others do: see ``tick``."""
 
 
 def after(handler: Callable[[RunState, Any], Outcome]) -> Handler[RunState]:
@@ -70,6 +73,12 @@ def advance(state: RunState, at: float) -> Outcome:
         if state.phase == before:
             break
     return state, tuple(commands)
+
+
+def late(state: RunState, event: Late) -> Outcome:
+    """Who was waited for meanwhile may have answered and was not heard, or was not asked before the end of it."""
+    later = {name: at + event.by_s if name in PATIENCE else at for name, at in state.deadlines.items()}
+    return replace(state, deadlines=later), ()
 
 
 def tick(state: RunState, event: Tick) -> Outcome:

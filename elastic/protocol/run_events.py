@@ -250,3 +250,11 @@ class Tick:
     """The deadline of the state may have passed."""
 
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """For ``by_s`` seconds until now nobody could be heard: the controller was held up, or its machine stood still."""
+
+    at: float
+    by_s: float

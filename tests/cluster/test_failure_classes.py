@@ -51,7 +51,7 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_told_as_that(cluster
     (incident,) = result.incidents
     assert (incident.kind, incident.failure_class, incident.rank) == ("rank", "out of memory", 1)
     assert incident.why == "killed because memory ran out"
-    assert incident.steps_lost == 0
+    assert incident.steps_lost == 0, incident
 
 
 def test_the_same_exit_at_the_same_step_twice_ends_the_run(cluster: TestCluster, trainer: Any) -> None:

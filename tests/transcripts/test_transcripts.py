@@ -98,6 +98,8 @@ class Story:
             return life.NodeLeaving(at, node, by, "told", at + float(left), 2.0, 1.0, "".join(member))
         if verb == "staying":
             return life.NodeStaying(at, words[0], words[1])
+        if verb == "late":
+            return life.Late(at, float(words[0]))
         if verb == "resize":
             return life.ResizeAsked(at, int(words[0]))
         return {"due": life.SnapshotDue, "stop": life.StopAsked, "tick": life.Tick}[verb](at)
