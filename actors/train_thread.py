@@ -10,7 +10,6 @@ seconds, which a rank that is warm has behind it.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import queue
@@ -29,6 +28,7 @@ import torch.distributed.nn.functional
 import torch.nn.parallel
 
 from actors.death import evidence_in
+from actors.process_groups import leave_process_groups
 from actors.rank_orders import GenerationOrder, LiveOrder, RankEvent, RankSpec
 from actors.shares import StoreReader
 from elastic.clock import now
@@ -276,10 +276,10 @@ class TrainThread:
 
     def _leave_group(self) -> None:
         """Drop the run's objects and the group, so that peers that wait for this rank learn of it at once."""
+        leave_process_groups(self._let_go)
+
+    def _let_go(self) -> None:
         run, self.run = self.run, None
-        if dist.is_initialized():
-            with contextlib.suppress(Exception):
-                dist.destroy_process_group()
         if run is not None:
             run.close()
             del run
