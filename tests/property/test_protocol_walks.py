@@ -90,6 +90,8 @@ def events(draw: st.DrawFn, at: float, state: RunState) -> Any:
         return kind(at, draw(st.sampled_from(["", "why"])))
     if kind is life.ResizeAsked:
         return kind(at, draw(st.integers(-1, 9)))
+    if kind is life.Late:
+        return kind(at, draw(st.sampled_from([0.3, 60.0])))
     return kind(at)
 
 
