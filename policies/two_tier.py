@@ -244,16 +244,23 @@ def optimum(system: TwoTier, box: TwoTierBox | None = None, *, fixed_k: int | No
             found[k] = _best_interval(system, box, k, guess)
         return found[k]
 
-    def climb(best: TwoTierOptimum, direction: int) -> TwoTierOptimum:
-        while (step := at(best.k + direction)) is not None and step.efficiency > best.efficiency:
-            best = step
+    def climb(best: TwoTierOptimum) -> TwoTierOptimum:
+        # The guess may be thousands of periods off, and each period costs a search: strides grow while they pay.
+        stride = 1
+        while stride:
+            steps = [step for step in (at(best.k + stride), at(best.k - stride)) if step is not None]
+            step = max(steps, key=lambda choice: choice.efficiency, default=best)
+            if step.efficiency > best.efficiency:
+                best, stride = step, 2 * stride
+            else:
+                stride //= 2
         return best
 
     if fixed_k is not None:
         best = at(fixed_k)
     else:
         best = at(start) or next((choice for k in _allowed_periods(system, box, start) if (choice := at(k))), None)
-        best = best and climb(climb(best, +1), -1)
+        best = best and climb(best)
     if best is None:
         raise PolicyError("E_EMPTY_RANGE", "no interval keeps all constraints at once; relax the RPO or the bounds")
     return best

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from policies import two_tier
 from policies.constraints import Box, Limits, single_tier_box
 from policies.domain import PolicyError
 from policies.single_tier import efficiency
@@ -109,6 +110,23 @@ def test_without_a_need_for_the_remote_tier_only_an_rpo_sets_k():
 
 def test_without_local_failures_every_save_goes_to_the_remote_tier():
     assert optimum(TwoTier(Tier(2), Tier(30), FailureModel(0, 0, 1e-4, 30, 30, 300))).k == 1
+
+
+def test_an_optimum_hundreds_of_periods_from_the_guess_is_found_in_a_few_searches(monkeypatch):
+    # Writing costs so much of the work beside it that the square roots are of no use here.
+    failures = FailureModel(2.6e-4, 8.4e-4, 2.6e-5, 10, 5, 1e-6)
+    far = TwoTier(Tier(1.05, 0.0, 0.989), Tier(0.0, 10_000.0, 0.495), failures)
+    wall = Box().at_least(11_000, "in_flight_remote")
+    box = TwoTierBox(local=Box(), remote_wall=wall)
+    searches = []
+    search = two_tier._best_interval
+    monkeypatch.setattr(two_tier, "_best_interval", lambda *args: searches.append(args) or search(*args))
+    best = optimum(far, box)
+    assert len(searches) < 60
+    for k in (best.k - 1, best.k + 1):
+        assert optimum(far, box, fixed_k=k).efficiency <= best.efficiency
+    _, start = two_tier._start(far, box)
+    assert abs(best.k - start) > 500
 
 
 def test_constraints_that_exclude_each_other_are_refused():
