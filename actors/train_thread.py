@@ -145,6 +145,8 @@ class TrainThread:
         self._live_orders: queue.SimpleQueue[LiveOrder | None] = queue.SimpleQueue()
         self._salvage: Salvage | None = None
         self._live_reason = ""
+        self._world: Any = None
+        """The group of the generation: it must not go before it is left, also where user code has destroyed it."""
         self.metrics = StepMetrics(-1)
         """Of the generation in hand, or the last one."""
         self._orders: queue.SimpleQueue[tuple[GenerationOrder, BoundaryGate]] = queue.SimpleQueue()
@@ -271,12 +273,15 @@ class TrainThread:
         backend = "cpu:gloo,cuda:nccl" if self.spec.use_gpu and torch.cuda.is_available() else "gloo"
         set_mesh_generation(order.generation)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        self._world = dist.group.WORLD
         self.tell(RankEvent("formed", order.generation, took_s=now() - started))
         self.progress.enter(BUILDING, 0)
 
     def _leave_group(self) -> None:
         """Drop the run's objects and the group, so that peers that wait for this rank learn of it at once."""
+        world, self._world = self._world, None
         leave_process_groups(self._let_go)
+        del world
 
     def _let_go(self) -> None:
         run, self.run = self.run, None
