@@ -8,7 +8,8 @@ from cluster.soak import WORLD, soak
 from support.cluster import TestCluster
 
 SEED = 11
-SECONDS = 300.0
+SECONDS = 150.0
+"""Of training; on two cores, where recoveries take as long again, about five minutes of failures."""
 
 
 def test_failures_of_all_kinds_change_no_bit_and_leave_nothing(cluster: TestCluster, tmp_path: Path) -> None:
