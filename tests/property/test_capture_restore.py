@@ -24,7 +24,7 @@ from elastic.snapshot.object_names import attempt_prefix
 from elastic.snapshot.reader import SnapshotCatalog
 from elastic.snapshot.restore import restore
 from elastic.snapshot.sources import VerifiedSource
-from elastic.storage import local_blobs
+from elastic.storage import file_bytes
 from elastic.storage.blob_store import BlobStore
 from elastic.storage.local_blobs import LocalBlobs
 from elastic.storage.memory_blobs import MemoryBlobs
@@ -333,9 +333,9 @@ def test_a_large_state_in_storage_is_verified_chunk_by_chunk_as_it_is_copied(
         return nn.Sequential(nn.Linear(300, 300), nn.Linear(500, 500).double(), nn.Linear(2, 2))
 
     if kind == "files, read":  # as on a kernel that cannot say beforehand whether a page can be had
-        monkeypatch.setattr(local_blobs, "_POPULATE_READ", -1)
+        monkeypatch.setattr(file_bytes, "_POPULATE_READ", -1)
     if kind == "files, on disk alone":
-        monkeypatch.setattr(local_blobs, "_is_cached", lambda *_: False)
+        monkeypatch.setattr(file_bytes, "is_cached", lambda *_: False)
     store = MemoryBlobs() if kind == "memory" else LocalBlobs(tmp_path / "store")
     saved, fresh, cast, small = model(0), model(1), model(2).to(torch.bfloat16), model(3)
     across = model(4)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from elastic.errors import StorageError
-from elastic.storage import local_blobs
+from elastic.storage import file_bytes
 from elastic.storage.blob_store import LEFTOVER_PREFIX, PutOutcome, open_store
 from elastic.storage.local_blobs import LocalBlobs
 
@@ -282,8 +282,8 @@ class TestPastThePageCache:
                 raise OSError(errno.EINVAL, "Invalid argument")
             return 0
 
-        monkeypatch.setattr(local_blobs.fcntl, "fcntl", refusing)
-        monkeypatch.setattr(local_blobs, "_is_cached", lambda *_: False)
+        monkeypatch.setattr(file_bytes.fcntl, "fcntl", refusing)
+        monkeypatch.setattr(file_bytes, "is_cached", lambda *_: False)
         store, body, back = LocalBlobs(tmp_path), os.urandom(2 * MIB), bytearray(2 * MIB)
         store.put("k", body)
         store.read_into("k", 0, memoryview(back))
@@ -293,7 +293,7 @@ class TestPastThePageCache:
     def test_any_size_from_any_address_comes_back_to_any_address(
         self, tmp_path: Path, small_disk: Callable[[str], Path], place: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(local_blobs, "_is_cached", lambda *_: False)
+        monkeypatch.setattr(file_bytes, "is_cached", lambda *_: False)
         store = LocalBlobs(tmp_path if place == "disk" else small_disk("size=40m"))
         room, back = (memoryview(mmap.mmap(-1, 20 * MIB)) for _ in range(2))
         room[:] = os.urandom(len(room))
