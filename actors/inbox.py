@@ -11,7 +11,7 @@ from elastic.protocol.run_events import Late, Tick
 LOOK_S = 1.0
 """How long one wait is at most: what comes on top of it is time in which this process did not run."""
 NOTICED_S = 0.25
-"""What nobody had to answer in, if it was longer than this, does not count for deadlines."""
+"""Shorter times in which nobody could be heard count for deadlines like any other."""
 
 
 class Inbox:
@@ -27,6 +27,7 @@ class Inbox:
         self._deaf_s = 0.0
 
     def put(self, event: Any) -> None:
+        """Queue an event behind those that are there."""
         self._queue.put_nowait(event)
 
     async def next(self, deadline: float | None) -> Any:

@@ -175,7 +175,7 @@ def main() -> None:
             with Watch(processes) as watch:
                 answers = ray.get([rank.restore.remote(number + 2, order) for rank in ranks])
             assert all(ray.get([rank.holds.remote(shape) for rank in ranks])), "what was restored is not what was saved"
-            assert all(places[name] == state_bytes for _, places in answers), answers
+            assert all(places.get(name) == state_bytes for _, places in answers), answers
             seconds = max(seconds for seconds, _ in answers)
             result[name] = watch.most
             print(f"{name:8} {watch.most / 2**20:6.0f} MiB besides the targets   {seconds:.2f} s")
