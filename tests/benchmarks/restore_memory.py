@@ -51,7 +51,8 @@ ATTEMPT = attempt_name(1, 1)
 
 def start_store(node: str, storage: str) -> Any:
     """The store of a node, as a run starts it."""
-    spec = StoreSpec(RUN, node, "/dev/shm", "xxh3_128", storage)
+    # There is no controller here whose silence could mean anything.
+    spec = StoreSpec(RUN, node, "/dev/shm", "xxh3_128", storage, fence_timeout_s=3600.0)
     options = {"name": store_name(RUN, node), "namespace": NAMESPACE, "resources": {node: 0.01}}
     store = NodeStoreActor.options(**options).remote(spec)
     ray.get(store.ping.remote())
