@@ -10,6 +10,7 @@ from typing import Any
 
 from actors.journal_writer import JournalWriter
 from elastic.errors import ClusterError, ConfigError, DeterministicFailure, ElasticError, SnapshotError, TrainingFailed
+from elastic.metric_rows import MetricRows
 from elastic.protocol import run_lifecycle as life
 from elastic.protocol.fitness import cooling
 from elastic.protocol.incident import Incident
@@ -20,8 +21,8 @@ from elastic.result import OWN_COLUMNS, GenerationReport, IncidentReport, Result
 from elastic.snapshot.manifest import SnapshotRef
 from elastic.step_metrics import Row
 
-MOST_METRICS = 200_000
-"""Steps whose metrics are kept in memory; beyond that the oldest half is thinned. The journal has all of them."""
+MOST_SNAPSHOTS = 5_000
+"""Whose reports are kept in memory; beyond that the older half is thinned. The journal has all of them."""
 RECENT_STEPS = 20
 BOUNDARY_S = 0.5
 """What a stop at a boundary takes beside its steps and its snapshot: messages and the journal."""
@@ -44,12 +45,12 @@ class Chronicle:
         self._began_at: float | None = None
         self._first_step_at: float | None = None
         self._last_seen_at = 0.0
-        self._rows: dict[int, dict[str, float]] = {}
-        """By step; see ``measured``."""
+        self._rows = MetricRows()
         self._restored_step = 0
         self._generations: list[GenerationReport] = []
         self._incidents: list[IncidentReport] = []
         self._snapshots: list[SnapshotReport] = []
+        self._committed = 0
         self._notices: list[dict[str, Any]] = []
         self._stragglers: dict[tuple[int, str, int], StragglerReport] = {}
         self._newest_durable: SnapshotRef | None = None
@@ -93,7 +94,7 @@ class Chronicle:
         if restore is not None:
             self.step = self._restored_step = restore.step
             # Steps that are done again do not count twice.
-            self._rows = {step: row for step, row in self._rows.items() if step <= restore.step}
+            self._rows.drop_after(restore.step)
         self._recent.clear()
         self._generations.append(
             GenerationReport(
@@ -118,11 +119,11 @@ class Chronicle:
         """Rows of finished steps, from ``rank``. What an older generation tells late counts as far as its steps do."""
         if self._generations and generation < self._generations[-1].generation:
             for row in rows:
-                if row[0] <= self._restored_step:
-                    self._rows.setdefault(row[0], _as_told(row, rank))
+                if row[0] <= self._restored_step and not self._rows.get(row[0]):
+                    self._rows.put(row[0], _as_told(row, rank))
             return
         for row in rows:
-            self._rows[row[0]] = _as_told(row, rank)
+            self._rows.put(row[0], _as_told(row, rank))
         if rows:
             self.step, self.samples, self._last_seen_at = rows[-1][0], samples, at
             if self._first_step_at is None:
@@ -130,10 +131,6 @@ class Chronicle:
             self._recent.append((at, self.step, samples))
             last = [seconds for _, seconds, _ in rows[-RECENT_STEPS:]]
             self.step_s = sum(last) / len(last)
-        if len(self._rows) > MOST_METRICS:
-            steps = sorted(self._rows)
-            for step in steps[: len(steps) // 2 : 2]:
-                del self._rows[step]
 
     def incident(self, incident: Incident) -> IncidentReport:
         """An incident is over."""
@@ -177,11 +174,14 @@ class Chronicle:
             parts_s=_longest(part for r in state.reports.values() for part in (r.stall_parts_s, r.drain_s)),
         )
         self._snapshots.append(report)
+        self._committed += 1
+        if len(self._snapshots) > MOST_SNAPSHOTS:
+            del self._snapshots[: MOST_SNAPSHOTS // 2 : 2]
         return report
 
     def metrics_of(self, step: int) -> dict[str, float]:
         """What was reported in the step that ends at boundary ``step``, as far as it is a finite number."""
-        row = self._rows.get(step, {})
+        row = self._rows.get(step)
         return {name: value for name, value in row.items() if name not in OWN_COLUMNS and math.isfinite(value)}
 
     def durable(self, ref: SnapshotRef, seconds: float, parts_s: Mapping[str, float], written_bytes: int) -> None:
@@ -256,14 +256,14 @@ class Chronicle:
         incidents: list[IncidentReport] = []
         snapshots: dict[str, SnapshotReport] = {}
         durable: list[Mapping[str, Any]] = []
-        rows: dict[int, dict[str, float]] = {}
+        rows = MetricRows()
         began_at = self._began_at or 0.0
         for record in records:
             kind = record["kind"]
             if kind == "begun":
                 restored = record["restore_step"] or 0
                 if record["generation"] not in generations:
-                    rows = {step: row for step, row in rows.items() if step <= restored}
+                    rows.drop_after(restored)
                     generations[record["generation"]] = GenerationReport(
                         record["generation"],
                         record["world_size"],
@@ -278,7 +278,7 @@ class Chronicle:
                 for row in record["rows"]:
                     if not rows:
                         self._first_step_at = began_at + record["t"] - began_wall_s - row[1]
-                    rows[row[0]] = _as_told(row, record.get("rank", 0))
+                    rows.put(row[0], _as_told(row, record.get("rank", 0)))
             elif kind == "incident":
                 incidents.append(IncidentReport(**record["incident"]))
             elif kind == "snapshot":
@@ -307,17 +307,21 @@ class Chronicle:
         self._generations = [*generations.values(), *own.values()]
         self._incidents = [*incidents, *self._incidents]
         told = {report.attempt for report in self._snapshots}
-        self._snapshots = [*(s for s in snapshots.values() if s.attempt not in told), *self._snapshots]
+        earlier = [report for report in snapshots.values() if report.attempt not in told]
+        self._committed += len(earlier)
+        self._snapshots = [*earlier, *self._snapshots]
         if own:
-            rows = {step: row for step, row in rows.items() if step <= min(r.restored_step for r in own.values())}
-        self._rows = {**rows, **self._rows}
+            rows.drop_after(min(report.restored_step for report in own.values()))
+        for step, row in self._rows:
+            rows.put(step, row)
+        self._rows = rows
 
     # --- what is told --------------------------------------------------------------------------------------------
 
     def status(self, state: RunState, cadence: Any, uploading: bool, journal_lag: str, at: float) -> dict[str, Any]:
         """The run now; JSON-able."""
         node = self._snapshots[-1] if self._snapshots else None
-        row = self._rows.get(self.step, {})
+        row = self._rows.get(self.step)
         rate = 0.0
         if len(self._recent) > 1:
             (first_at, _, first), (last_at, _, last) = self._recent[0], self._recent[-1]
@@ -347,7 +351,7 @@ class Chronicle:
             "metrics": {k: v for k, v in row.items() if k not in OWN_COLUMNS},
             "snapshot_node": asdict(node) if node else None,
             "snapshot_remote_step": self._newest_durable.step if self._newest_durable else None,
-            "snapshots": len(self._snapshots),
+            "snapshots": self._committed,
             "uploading": uploading,
             "next_snapshot_s": due,
             "interval": cadence.to_json() if cadence is not None else None,
@@ -365,7 +369,7 @@ class Chronicle:
         """Make the result."""
         durable = self._newest_durable
         wall = self._last_seen_at - self._first_step_at if self._first_step_at is not None else 0.0
-        rows = [self._rows[step] for step in sorted(self._rows)]
+        rows = [row for _, row in self._rows]
         self.result = Result(
             run=self.run,
             status=command.status,
