@@ -157,6 +157,8 @@ class NodeStore(Fenced):
         PageWriter(path, OWN, Progress(), beats=False)
         self._watch = NodeWatch(spec.node, ray.util.get_node_ip_address(), path, spec.fence_timeout_s, self._leave)
         self._generation = 0
+        self._read: dict[str, dict[str, bytes]] = {}
+        """Of each run that this store has collected: see ``collect``."""
         self._opened: dict[str, AttemptFacts] = {}
         """Of attempts that are neither committed nor given up, and of the committed one; changed with the outbox."""
         self._news = threading.Lock()
@@ -413,6 +415,7 @@ class NodeStore(Fenced):
             now_s=wall(),
             in_flight=in_flight,
             generation=self._generation,
+            read_before=self._read.setdefault(run, {}),
         )
         return list(report.delete)
 

@@ -100,6 +100,7 @@ def collect(
     in_flight: Collection[str] = (),
     generation: int | None = None,
     dry_run: bool = False,
+    read_before: dict[str, bytes] | None = None,
 ) -> CollectionReport:
     """Let go of what ``retention`` does not keep, and sweep.
 
@@ -107,8 +108,9 @@ def collect(
     case: what is pinned or in flight, and the newest snapshot that can be restored with all that are newer; one that is
     in quarantine does not count as such. A manifest
     that cannot be read may refer to anything, so while there is one no file is deleted; ``blocked`` says so.
+    ``read_before``: of whoever collects again and again; what it need not read again is kept there.
     """
-    catalog = SnapshotCatalog(store, run)
+    catalog = SnapshotCatalog(store, run, read_before=read_before)
     refs = catalog.list()[::-1]
     manifests, blocked = _manifests(catalog, refs)
     reasons = _choose(catalog, refs, manifests, retention, _pins(store, run), in_flight)
@@ -119,7 +121,7 @@ def collect(
             store.put(f"{ref.snapshots}{ref.directory}/{DROPPED}", canonical_json({"dropped_at_s": now_s}))
             store.delete(f"{ref.snapshots}{ref.directory}/{MARKER}")
     keys = list(store.list(snapshots_prefix(run)))
-    dropped = _dropped(store, run, keys) | {ref.directory: now_s for ref in drop}
+    dropped = _dropped(catalog, keys) | {ref.directory: now_s for ref in drop}
     kept = {ref.directory: manifests[ref.directory] for ref in keep if ref.directory in manifests}
     delete: list[str] = []
     if not blocked:
@@ -129,6 +131,9 @@ def collect(
     if not dry_run:
         for key in delete:
             store.delete(key)
+    if read_before is not None:
+        for gone in read_before.keys() - set(keys).difference(delete):
+            read_before.pop(gone, None)
     return CollectionReport(keep, drop, tuple(delete), tuple(blocked), reasons)
 
 
@@ -175,13 +180,13 @@ def _manifests(catalog: SnapshotCatalog, refs: Sequence[SnapshotRef]) -> tuple[d
     return found, blocked
 
 
-def _dropped(store: BlobStore, run: str, keys: Sequence[str]) -> dict[str, float]:
+def _dropped(catalog: SnapshotCatalog, keys: Sequence[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for key in keys:
-        name = parse_key(run, key)
+        name = parse_key(catalog.run, key)
         if name is not None and name.rest == DROPPED:
             try:
-                found[name.directory] = float(json.loads(store.get(key))["dropped_at_s"])
+                found[name.directory] = float(json.loads(catalog.note(key))["dropped_at_s"])
             except (KeyError, ValueError, TypeError):
                 continue  # Not ours to read: what is under it stays.
     return found

@@ -47,10 +47,17 @@ _NUMPY = {
 
 
 class SnapshotCatalog:
-    """The committed snapshots of one run. Reads only; a snapshot in ``quarantined`` is never chosen."""
+    """The committed snapshots of one run. Reads only; a snapshot in ``quarantined`` is never chosen. ``read_before``
+    holds markers, manifests and notes by key, which never change: what is in it is not read again."""
 
-    def __init__(self, store: BlobStore, run: str, quarantined: Collection[str] = ()) -> None:
-        self.store, self.run = store, run
+    def __init__(
+        self,
+        store: BlobStore,
+        run: str,
+        quarantined: Collection[str] = (),
+        read_before: dict[str, bytes] | None = None,
+    ) -> None:
+        self.store, self.run, self._read_before = store, run, read_before
         self.quarantined: dict[str, str] = dict.fromkeys(quarantined, "it failed to restore before")
         """Directory of a snapshot to the reason why it is not used."""
         self.failed: dict[str, str] = {}
@@ -100,7 +107,10 @@ class SnapshotCatalog:
     def manifest(self, ref: SnapshotRef) -> Manifest:
         """The manifest, checked against the marker. Raises CorruptSnapshot."""
         key = f"{ref.prefix}/manifest.json"
-        body = self._get(key)
+        try:
+            body = self.note(key)
+        except KeyError:
+            raise _not_there(key) from None
         if manifest_digest(body) != ref.manifest_digest:
             raise CorruptSnapshot("the manifest does not have the digest of the marker", key, _CURE)
         manifest = Manifest.from_bytes(body, key)
@@ -168,7 +178,7 @@ class SnapshotCatalog:
         if parsed is None or parsed.rest != MARKER:
             return None
         try:
-            ref = SnapshotRef.from_bytes(self.store.get(key), key)
+            ref = SnapshotRef.from_bytes(self.note(key), key)
             if (ref.run, ref.directory) != (self.run, parsed.directory):
                 raise CorruptSnapshot("the marker belongs to another snapshot", key)
             return ref
@@ -178,11 +188,19 @@ class SnapshotCatalog:
             self.quarantined[parsed.directory] = str(error)
             return None
 
+    def note(self, key: str) -> bytes:
+        """A small object that is written once. Raises KeyError."""
+        if self._read_before is None:
+            return self.store.get(key)
+        if (body := self._read_before.get(key)) is None:
+            body = self._read_before[key] = self.store.get(key)
+        return body
+
     def _get(self, key: str) -> bytes:
         try:
             return self.store.get(key)
         except KeyError:
-            raise CorruptSnapshot("a file of a committed snapshot is not there", key, _CURE) from None
+            raise _not_there(key) from None
 
     def _file(self, ref: SnapshotRef, record: FileRecord) -> bytes:
         key = f"{ref.prefix}/{record.name}"
@@ -230,6 +248,10 @@ class SnapshotCatalog:
             if size < need:
                 state = "is not there" if size < 0 else f"has {size} bytes, {need} are needed"
                 raise CorruptSnapshot(f"the pack {state}", f"{ref.snapshots}{pack}", _CURE)
+
+
+def _not_there(key: str) -> CorruptSnapshot:
+    return CorruptSnapshot("a file of a committed snapshot is not there", key, _CURE)
 
 
 def numpy_dtype(spec: TensorSpec) -> np.dtype[Any]:

@@ -106,6 +106,25 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be_done(maker: SnapshotMa
     assert done.keep == tuple(refs[2:])
 
 
+def test_who_collects_again_and_again_reads_a_note_once_and_forgets_it_with_its_file(maker: SnapshotMaker) -> None:
+    class Counting(MemoryBlobs):
+        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+            read.append(key.rpartition("/")[2])
+            return super().get(key, start, length)
+
+    read: list[str] = []
+    store, known = Counting(), dict[str, bytes]()
+    chain(maker, store)
+    for again in range(3):
+        read.clear()
+        collect(store, RUN, keep_last(2), now_s=NOW, grace_s=100, read_before=known)
+        notes = [name for name in read if name in ("COMMITTED", "DROPPED", "manifest.json")]
+        assert sorted(notes) == [["COMMITTED"] * 4 + ["DROPPED"] * 2 + ["manifest.json"] * 4, [], []][again]
+    collect(store, RUN, keep_last(1), now_s=NOW + 200, grace_s=100, read_before=known)
+    collect(store, RUN, keep_last(1), now_s=NOW + 400, grace_s=100, read_before=known)
+    assert set(known) == {key for key in store.list("") if key.endswith(("COMMITTED", "DROPPED", "manifest.json"))}
+
+
 def test_files_outlive_their_snapshot_by_the_grace_time(maker: SnapshotMaker) -> None:
     store = MemoryBlobs()
     old = maker.commit(store, 1)
