@@ -54,10 +54,15 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_told_as_that(cluster
     assert incident.steps_lost == 0, incident
 
 
-def test_the_same_exit_at_the_same_step_twice_ends_the_run(cluster: TestCluster, trainer: Any) -> None:
+@pytest.mark.parametrize(("fault", "told"), [("exit", "exit code 3"), ("raise", "ValueError: a bug at step 6")])
+def test_the_same_failure_at_the_same_step_twice_ends_the_run(
+    cluster: TestCluster, trainer: Any, fault: str, told: str
+) -> None:
     cluster.ensure(4)
-    faults = [("exit", 6, 1, None)]
-    result = trainer(name="exits", config={"steps": 30, "early_faults": faults}, workers=2).start().wait()
+    config = {"steps": 30, "early_faults": [(fault, 6, 1, None)]}
+    result = trainer(name=f"always-{fault}", config=config, workers=2).start().wait()
     assert isinstance(result.error, DeterministicFailure)
-    assert "exit code 3" in str(result.error)
+    assert told in str(result.error)
+    assert result.error.rank == 1
+    assert ("jobs.py" in result.error.user_traceback) == (fault == "raise")
     assert len(result.generations) == 2
