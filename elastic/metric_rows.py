@@ -6,8 +6,11 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 
-MOST_NUMBERS = 2_000_000
-"""Kept in all; beyond that the older half is thinned."""
+import numpy as np
+import numpy.typing as npt
+
+MOST_ROWS = 200_000
+"""Kept; beyond that the older half is thinned."""
 WHOLE = ("step", "filled_from")
 """Columns of whole numbers."""
 
@@ -16,7 +19,7 @@ class MetricRows:
     """A row is what was told of one step. Steps mostly come in their order, which is what is cheap; any order works."""
 
     def __init__(self) -> None:
-        self._steps, self._kinds, self._starts = array("q"), array("l"), array("q")
+        self._steps, self._kinds, self._starts = array("q"), array("q"), array("q")
         """Of each row, in the order of steps: its step, which columns it has, and where its numbers begin."""
         self._numbers = array("d")
         self._columns: list[tuple[str, ...]] = []
@@ -53,19 +56,21 @@ class MetricRows:
             self._steps.insert(at, step)
             self._kinds.insert(at, kind)
             self._starts.insert(at, start)
-        if len(self._numbers) > MOST_NUMBERS:
-            self._thin()
+        if (count := len(self._steps)) > MOST_ROWS:
+            self._keep(np.r_[1 : count // 2 : 2, count // 2 : count])
 
     def drop_after(self, step: int) -> None:
-        """Forget the steps after ``step``. Their numbers' memory is used again when the rows are thinned."""
+        """Forget the steps after ``step``."""
         at = bisect_right(self._steps, step)
-        for column in (self._steps, self._kinds, self._starts):
-            del column[at:]
+        if at < len(self._steps):
+            self._keep(np.arange(at))
 
-    def _thin(self) -> None:
-        """Drop every second row of the older half, and all numbers that no row has."""
-        kept = MetricRows()
-        for at, step in enumerate(self._steps):
-            if at >= len(self._steps) // 2 or at % 2:
-                kept.put(step, self._row(at))
-        self.__dict__.update(kept.__dict__)
+    def _keep(self, rows: npt.NDArray[np.int64]) -> None:
+        """Forget all but these rows, and every number that none of them has. Not in a loop, which would take a second:
+        whoever asks has ranks to look after."""
+        steps, kinds, starts = (np.asarray(column)[rows] for column in (self._steps, self._kinds, self._starts))
+        widths = np.array([len(columns) for columns in self._columns], np.int64)[kinds]
+        ends = np.cumsum(widths)
+        numbers = np.asarray(self._numbers)[np.arange(widths.sum()) + np.repeat(starts - ends + widths, widths)]
+        self._steps, self._kinds = array("q", steps.tobytes()), array("q", kinds.tobytes())
+        self._starts, self._numbers = array("q", (ends - widths).tobytes()), array("d", numbers.tobytes())

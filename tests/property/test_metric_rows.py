@@ -37,7 +37,7 @@ def test_whole_numbers_stay_whole() -> None:
 
 
 def test_of_too_many_rows_every_second_of_the_older_half_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metric_rows, "MOST_NUMBERS", 100)
+    monkeypatch.setattr(metric_rows, "MOST_ROWS", 100)
     rows = MetricRows()
     for step in range(101):
         rows.put(step, {"loss": float(step)})
