@@ -121,7 +121,7 @@ def collect(
             store.put(f"{ref.snapshots}{ref.directory}/{DROPPED}", canonical_json({"dropped_at_s": now_s}))
             store.delete(f"{ref.snapshots}{ref.directory}/{MARKER}")
     keys = list(store.list(snapshots_prefix(run)))
-    dropped = _dropped(catalog, keys) | {ref.directory: now_s for ref in drop}
+    dropped = _dropped(catalog, keys, {ref.directory for ref in refs}) | {ref.directory: now_s for ref in drop}
     kept = {ref.directory: manifests[ref.directory] for ref in keep if ref.directory in manifests}
     delete: list[str] = []
     if not blocked:
@@ -180,11 +180,12 @@ def _manifests(catalog: SnapshotCatalog, refs: Sequence[SnapshotRef]) -> tuple[d
     return found, blocked
 
 
-def _dropped(catalog: SnapshotCatalog, keys: Sequence[str]) -> dict[str, float]:
+def _dropped(catalog: SnapshotCatalog, keys: Sequence[str], committed: Collection[str]) -> dict[str, float]:
+    """When the snapshots without a marker were let go. As long as there is the marker, another note may follow."""
     found: dict[str, float] = {}
     for key in keys:
         name = parse_key(catalog.run, key)
-        if name is not None and name.rest == DROPPED:
+        if name is not None and name.rest == DROPPED and name.directory not in committed:
             try:
                 found[name.directory] = float(json.loads(catalog.note(key))["dropped_at_s"])
             except (KeyError, ValueError, TypeError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -48,7 +48,7 @@ _NUMPY = {
 
 class SnapshotCatalog:
     """The committed snapshots of one run. Reads only; a snapshot in ``quarantined`` is never chosen. ``read_before``
-    holds markers, manifests and notes by key, which never change: what is in it is not read again."""
+    holds what ``note`` has read, by key: that is not read again."""
 
     def __init__(
         self,
@@ -107,10 +107,7 @@ class SnapshotCatalog:
     def manifest(self, ref: SnapshotRef) -> Manifest:
         """The manifest, checked against the marker. Raises CorruptSnapshot."""
         key = f"{ref.prefix}/manifest.json"
-        try:
-            body = self.note(key)
-        except KeyError:
-            raise _not_there(key) from None
+        body = self._get(key, self.note)
         if manifest_digest(body) != ref.manifest_digest:
             raise CorruptSnapshot("the manifest does not have the digest of the marker", key, _CURE)
         manifest = Manifest.from_bytes(body, key)
@@ -189,18 +186,18 @@ class SnapshotCatalog:
             return None
 
     def note(self, key: str) -> bytes:
-        """A small object that is written once. Raises KeyError."""
+        """A small object that does not change any more. Raises KeyError."""
         if self._read_before is None:
             return self.store.get(key)
         if (body := self._read_before.get(key)) is None:
             body = self._read_before[key] = self.store.get(key)
         return body
 
-    def _get(self, key: str) -> bytes:
+    def _get(self, key: str, read: Callable[[str], bytes] | None = None) -> bytes:
         try:
-            return self.store.get(key)
+            return (read or self.store.get)(key)
         except KeyError:
-            raise _not_there(key) from None
+            raise CorruptSnapshot("a file of a committed snapshot is not there", key, _CURE) from None
 
     def _file(self, ref: SnapshotRef, record: FileRecord) -> bytes:
         key = f"{ref.prefix}/{record.name}"
@@ -248,10 +245,6 @@ class SnapshotCatalog:
             if size < need:
                 state = "is not there" if size < 0 else f"has {size} bytes, {need} are needed"
                 raise CorruptSnapshot(f"the pack {state}", f"{ref.snapshots}{pack}", _CURE)
-
-
-def _not_there(key: str) -> CorruptSnapshot:
-    return CorruptSnapshot("a file of a committed snapshot is not there", key, _CURE)
 
 
 def numpy_dtype(spec: TensorSpec) -> np.dtype[Any]:

@@ -119,10 +119,25 @@ def test_who_collects_again_and_again_reads_a_note_once_and_forgets_it_with_its_
         read.clear()
         collect(store, RUN, keep_last(2), now_s=NOW, grace_s=100, read_before=known)
         notes = [name for name in read if name in ("COMMITTED", "DROPPED", "manifest.json")]
-        assert sorted(notes) == [["COMMITTED"] * 4 + ["DROPPED"] * 2 + ["manifest.json"] * 4, [], []][again]
+        assert sorted(notes) == [["COMMITTED"] * 4 + ["manifest.json"] * 4, ["DROPPED"] * 2, []][again]
     collect(store, RUN, keep_last(1), now_s=NOW + 200, grace_s=100, read_before=known)
     collect(store, RUN, keep_last(1), now_s=NOW + 400, grace_s=100, read_before=known)
     assert set(known) == {key for key in store.list("") if key.endswith(("COMMITTED", "DROPPED", "manifest.json"))}
+
+
+def test_the_grace_time_counts_from_the_drop_that_was_carried_out(maker: SnapshotMaker) -> None:
+    store, known = MemoryBlobs(), dict[str, bytes]()
+    refs = chain(maker, store, 3)
+    oldest = f"{refs[0].snapshots}{refs[0].directory}"
+    store.put(f"{oldest}/DROPPED", json.dumps({"dropped_at_s": NOW}).encode())  # stopped before the marker went
+    pin(store, refs[0])
+    collect(store, RUN, keep_last(3), now_s=NOW + 10, grace_s=100, read_before=known)
+    unpin(store, refs[0])
+    collect(store, RUN, keep_last(1), now_s=NOW + 200, grace_s=100, read_before=known)
+    collect(store, RUN, keep_last(1), now_s=NOW + 210, grace_s=100, read_before=known)
+    assert any(key.endswith("manifest.json") for key in store.list(oldest))
+    collect(store, RUN, keep_last(1), now_s=NOW + 310, grace_s=100, read_before=known)
+    assert not any(key.endswith("manifest.json") for key in store.list(oldest))
 
 
 def test_files_outlive_their_snapshot_by_the_grace_time(maker: SnapshotMaker) -> None:
